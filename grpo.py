@@ -38,16 +38,18 @@ How this file differs from the paper (DeepSeekMath, arXiv 2402.03300):
 Run it:  python train.py --mitigation none
 """
 from collections import Counter
+from typing import Iterator
 
 import torch
 from torch import Tensor
 
-from plumbing.metrics import token_sums, update_columns
+from plumbing.metrics import token_sums, tokens_in, update_columns
 from plumbing.optimizer import Optimizer
 from plumbing.processes import my_part
 from plumbing.registry import check_advantage, check_loss, check_share
-from rollout import Policy, TokenBatch, by_group, group_mean
-from sampler import response_logprobs, whole_groups
+from qwen2_model import Qwen2
+from rollout import Policy, TokenBatch, by_group, group_mean, responses
+from sampler import part_logprobs, read_in_parts, whole_groups
 from settings import Settings
 
 # ----------------------------------------------------------------------------------------------- advantage
@@ -184,7 +186,7 @@ LOSS_NORMS = {
 
 
 def micro_batches(batch: TokenBatch, credit: Tensor, s: Settings) -> list[Tensor]:
-    """The responses (b,) of each forward and backward pass: as many whole groups as fit into --micro_batch.
+    """The responses (b,) whose prompts are read together: as many whole groups as fit into --micro_batch.
 
     Responses without credit (B, T) on any token have no gradient, since the losses multiply by it. They are left out
     unless there is a KL penalty, which they have, too. (A bonus that you add to the loss needs them, too.) Of several
@@ -193,6 +195,16 @@ def micro_batches(batch: TokenBatch, credit: Tensor, s: Settings) -> list[Tensor
     used = (credit != 0).any(1) | (s.kl > 0)  # (B,)
     rows = used.nonzero()[:, 0]  # (M,)
     return my_part([rows[chunk] for chunk in whole_groups(batch.group[rows], s.micro_batch)])
+
+
+def read_again(model: Qwen2, batch: TokenBatch, micro_batches: list[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+    """The responses once more, some of like length at a time: their places in the batch (b,), and log pi of their tokens
+    (b, T), with gradient. The backward pass of each must follow before the next one is taken, so that its memory is free.
+    """
+    for micro_batch in micro_batches:
+        for part in read_in_parts(model, batch.prompts, *responses(batch, micro_batch), separately=True):
+            rows, logprob = micro_batch[part.rows], part_logprobs(model, part)  # (b,), (n,)
+            yield rows, logprob.new_zeros(batch.mask[rows].shape).masked_scatter(batch.mask[rows], logprob)
 
 
 def update(policy: Policy, optimizer: Optimizer, batch: TokenBatch, credit: Tensor, s: Settings) -> dict:
@@ -207,11 +219,10 @@ def update(policy: Policy, optimizer: Optimizer, batch: TokenBatch, credit: Tens
     updates = []  # what metrics.csv is told of each
     for k in range(s.updates_per_batch):
         optimizer.zero_grad()
-        sums = Counter()  # of numbers by name: Counter.update adds
-        for rows in micro_batches(batch, credit, s):  # (b,) places in the batch; below, b responses are (b, T)
+        chunks = micro_batches(batch, credit, s)
+        sums = Counter(read=sum(tokens_in(batch, rows) for rows in chunks))  # numbers by name: Counter.update adds
+        for rows, logprob in read_again(policy.model, batch, chunks):  # (b,) places in the batch; below, b are (b, T)
             mask = batch.mask[rows]
-            logprob = response_logprobs(policy.model, batch.ask.prompts, batch.group[rows], batch.tokens[rows], mask,
-                                        before=[batch.before[i] for i in rows.tolist()])
             if k == 0 and s.old_logprob == "update":  # see point 3 above
                 old[rows] = logprob.detach()
             found = LOSSES[s.loss](logprob, old[rows], credit[rows], mask, s)

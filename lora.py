@@ -25,35 +25,33 @@ from torch import Tensor, nn
 
 from plumbing.files import check_tensors, replace_file, write_json
 from plumbing.model_folder import read_adapter
-from qwen2_model import Qwen2, split, wide
+from qwen2_model import Qwen2, parts_of, wide
 
 
 class Adapter(nn.Module):
     """A and B of one of our matrices W, which consists of 1, 2 or 3 matrices of a checkpoint, its parts.
 
-    A (parts r, inputs) has the parts' A below each other, B (outputs, r) their B, with the checkpoint's order of rows.
+    A (parts r, inputs) has the parts' A below each other, B (outputs, r) their B.
     """
 
-    def __init__(self, w: Tensor, rows: dict[str, Tensor], rank: int, alpha: float, generator: torch.Generator):
-        """w (outputs, inputs). rows: by the name of each part, where in w its rows are."""
+    def __init__(self, w: Tensor, parts: dict[str, int], rank: int, alpha: float, generator: torch.Generator):
+        """w (outputs, inputs). parts: name and rows of each part, in order."""
         super().__init__()
         self.rank, self.alpha, bound = rank, alpha, w.shape[1] ** -0.5
-        self.parts, self.sizes = list(rows), list(map(len, rows.values()))
-        A = torch.empty(len(rows) * rank, w.shape[1]).uniform_(-bound, bound, generator=generator)
+        self.parts, self.sizes = list(parts), list(parts.values())
+        A = torch.empty(len(parts) * rank, w.shape[1]).uniform_(-bound, bound, generator=generator)
         self.A, self.B = nn.Parameter(A.to(w)), nn.Parameter(w.new_zeros(len(w), rank))
-        order = torch.cat(list(rows.values())).argsort().to(w.device)  # (outputs,) for each row of W, that of B
-        self.register_buffer("order", order if (order.diff() < 0).any() else None, persistent=False)
 
-    def blocks(self) -> Tensor:
-        """B as (outputs, parts r), with the rows of W. A row has its r numbers in the columns of its part, else 0."""
-        blocks = torch.block_diag(*self.B.split(self.sizes))
-        return blocks if self.order is None else blocks.index_select(0, self.order)
+    def add(self, x: Tensor, y: Tensor) -> Tensor:
+        """Add what the adapter makes of x (..., inputs) to y (..., outputs), in place."""
+        narrow = F.linear(x, self.A).split(self.rank, dim=-1)  # of each part (..., r)
+        added = torch.cat([F.linear(z, B) for z, B in zip(narrow, self.B.split(self.sizes))], dim=-1)  # (..., outputs)
+        return y.add_(added, alpha=self.alpha / self.rank)
 
-    def add(self, x: Tensor, y: Tensor, transposed: bool = False) -> Tensor:
-        """Add what the adapter makes of x (N, inputs) to y, which is (N, outputs) or, transposed, (outputs, N)."""
-        narrow, blocks = F.linear(x, self.A), self.blocks()  # (N, parts r), (outputs, parts r)
-        factors = (blocks, narrow.mT) if transposed else (narrow, blocks.mT)
-        return y.addmm_(*factors, alpha=self.alpha / self.rank)  # in place: `y + ...` takes up to 20 times as long
+    def change(self) -> Tensor:
+        """What is added to W, (outputs, inputs), in float32 or wider."""
+        pairs = zip(wide(self.B).split(self.sizes), wide(self.A).split(self.rank))
+        return self.alpha / self.rank * torch.cat([B @ A for B, A in pairs])
 
 
 def add_adapters(model: Qwen2, rank: int, alpha: float, seed: int) -> None:
@@ -62,8 +60,8 @@ def add_adapters(model: Qwen2, rank: int, alpha: float, seed: int) -> None:
     for name, w in list(model.requires_grad_(False).named_parameters()):
         layer, _, own = name.rpartition(".")
         if layer and w.dim() == 2:
-            rows = split({name: torch.arange(len(w))}, model.config)
-            setattr(model.get_submodule(layer), own + "_adapter", Adapter(w, rows, rank, alpha, generator))
+            adapter = Adapter(w, parts_of(name, len(w), model.config), rank, alpha, generator)
+            setattr(model.get_submodule(layer), own + "_adapter", adapter)
 
 
 def adapters(model: Qwen2) -> dict[str, Adapter]:
@@ -76,8 +74,7 @@ def merged(model: Qwen2) -> Qwen2:
     """The model without adapters that computes the same: W + (alpha / r) B A, added in float32 and rounded once."""
     weights = {name: w for name, w in model.state_dict().items() if "_adapter." not in name}
     for name, adapter in adapters(model).items():
-        change = adapter.alpha / adapter.rank * wide(adapter.blocks()) @ wide(adapter.A)  # (outputs, inputs)
-        weights[name] = change.add_(weights[name]).to(weights[name])
+        weights[name] = adapter.change().add_(weights[name]).to(weights[name])
     with torch.device("meta"):
         whole = Qwen2(model.config)
     whole.load_state_dict(weights, assign=True)

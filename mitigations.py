@@ -201,21 +201,18 @@ def z_score(values: Tensor, mask: Tensor | None = None) -> Tensor:
 
 
 @token_credit(needs=lambda cuts, **_: ("sentence_starts",) if cuts == "sentence" else ())
-def vineppo(batch: TokenBatch, k: int = 3, cuts: str = "sentence", cutpoints_only: bool = False) -> Tensor:
+def vineppo(batch: TokenBatch, k: int = 3, cuts: str = "sentence") -> Tensor:
     """credit = V(next cut) - V(this cut), V the mean reward of k continuations: cuts at sentence ends (2410.01679).
 
     All tokens between two cuts get the same credit. V at the end is the reward. V at the start costs nothing: it is the
     mean reward of the group's other responses. (The paper has k = 9; its code z-scores the credit.) cuts="uncertain" is
     SPO-chain (2505.23564): it cuts before every fifth of the tokens with p below 90%, the paper's *cutpoints*, from the
-    6th on. cutpoints_only=True gives credit to those only, and divides the loss by their number (--loss_norm token).
+    6th on. (The paper gives credit to those tokens only.)
     """
     require(k >= 1, "--k must be at least 1: it is the number of continuations sampled at each cut")
     require(cuts in ("sentence", "uncertain"), "--cuts must be sentence or uncertain")
     unsure = batch.mask & (batch.logprob < math.log(0.9))  # (B, T)
-    credit = segment_credit(batch, sentence_cuts(batch) if cuts == "sentence" else every_fifth(unsure), k)
-    if cutpoints_only:  # the loss divides by the number of all tokens: this makes it that of the unsure ones
-        credit = credit * unsure * (batch.mask.sum() / unsure.sum().clamp(min=1))
-    return credit
+    return segment_credit(batch, sentence_cuts(batch) if cuts == "sentence" else every_fifth(unsure), k)
 
 
 def sentence_cuts(batch: TokenBatch) -> Tensor:
@@ -240,7 +237,7 @@ def segment_credit(batch: TokenBatch, cuts: Tensor, k: int) -> Tensor:
     rewards = by_group(batch, batch.reward)  # (Q, G)
     mean = group_mean(rewards)  # (Q, 1)
     others = mean - (rewards - mean) / (rewards.shape[1] - 1)  # (Q, G) mean reward: no rounding where all are equal
-    V = torch.cat((batch.ask.rollout_values(cuts * k), rewards.view(-1, 1)), dim=1)  # (B, T + 1) at cuts and the end
+    V = torch.cat((batch.ask.rollout_values(cuts, k), rewards.view(-1, 1)), dim=1)  # (B, T + 1) at cuts and the end
     V[:, 0] = others.flatten()
     bounds = torch.cat((cuts, torch.ones_like(cuts[:, :1])), dim=1)  # (B, T + 1) the cuts, and the end
     column = torch.arange(bounds.shape[1], device=cuts.device)  # (T + 1,)

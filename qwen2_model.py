@@ -1,24 +1,23 @@
-"""Qwen2, Qwen3 and Llama from scratch: the transformer, the log-prob of a token, and Hugging Face checkpoints.
+"""Qwen2, Qwen3 and Llama from scratch: the transformer, its KV cache, the log-prob of a token, checkpoints.
 
 How this differs from the reports (Qwen2 2407.10671, Qwen3 2505.09388, Llama 2302.13971) and the usual implementations:
 1. One class implements all three. Qwen2 has a bias on q, k and v. Qwen3 has none, but an RMSNorm on each head's q and
    k. Llama has neither.
-2. The model reads a flat list of tokens, whoever they belong to: it knows no rows, no padding and no prompt. Who sees
-   whom is the business of `attend`, a function that its caller supplies (see Qwen2.hidden, and sampler.py).
-3. Weights are stored as they are multiplied: q, k and v in one matrix, gate and up in another. In each head of q and k
-   row i + d / 2 comes right after row i, because RoPE turns these two numbers together. `merge` makes all this from a
-   checkpoint's weights, and `split` turns them, or their gradients, into a checkpoint's again.
-4. log pi of a token is one autograd function, whose backward pass is the formula onehot - p.
+2. One forward pass samples and reads. It takes rows of new tokens that follow what a cache holds: one token a row while
+   sampling, a whole response, with gradient, when it is trained on. See Qwen2.hidden and Cache.
+3. q, k and v are one matrix, in a checkpoint's order, and so are gate and up: one large product is faster than three.
 
-Alphabet: N tokens in a flat list, V vocabulary, D hidden size, H query heads, K key heads, d head size. In attention, R
-rows of S queries, each of which sees some of C columns.
+Alphabet: R rows of S new tokens each, C columns of which a row's tokens see some (those of the cache, then its own S),
+V vocabulary, D hidden size, H query heads, K key heads, d head size.
 
 Run it:  python train.py --steps 0        loads the bundled model, samples from it and grades the responses
 """
+import math
+from copy import copy
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import Callable, Iterable
+from typing import Callable, Iterable, Self
 
 import torch
 import torch.nn.functional as F
@@ -27,13 +26,14 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
-from plumbing.files import check_fields, check_tensors, read_json, replace_file, write_json
-from plumbing.model_folder import check_folder, check_supported, read_weights, rope_theta
+from plumbing.files import check_tensors, read_json, replace_file, write_json
+from plumbing.model_folder import LLAMA3, check_folder, config_values, read_weights
 
-LOGITS_KEPT = 2**29  # bytes of logits that are kept for the backward pass; those of a longer list are computed again
-LOGITS_AT_ONCE = 2**18  # logits in float32 at once on a CPU; 2**22 exceed its cache: an update takes 4% longer
+SCORES_AT_ONCE = 2**24  # attention scores that are computed at once, at most
+PROBABILITIES_KEPT = 2**25  # bytes of attention probabilities in a layer; the backward pass computes more of them again
+LOGITS_KEPT = 2**28  # bytes of logits that are kept for the backward pass; those of a longer list are computed again
+NOWHERE = 2**62  # the position of a column without a token: after everything
 ARCHITECTURES = {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM"}
-Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]  # see Qwen2.hidden
 
 
 # ------------------------------------------------------------------------------------------- the configuration
@@ -45,13 +45,13 @@ class Config:
 
     vocab_size: int  # V, rows of the embedding; a tokenizer may use fewer of them
     hidden_size: int  # D
-    intermediate_size: int  # width of the SwiGLU layer
+    intermediate_size: int  # width of the MLP
     num_hidden_layers: int
     num_attention_heads: int  # H
     num_key_value_heads: int  # K; each one is shared by H / K heads
     head_dim: int  # d
     rms_norm_eps: float
-    rope_theta: float
+    rope: dict  # rope_theta, rope_type, and the numbers of the type llama3
     max_position_embeddings: int  # the longest sequence the model was trained for
     tie_word_embeddings: bool  # the output matrix is the embedding
     qkv_bias: bool  # q, k and v have a bias: Qwen2 alone
@@ -72,37 +72,58 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return F.rms_norm(x, weight.shape, weight, eps)
 
 
-def rope_turns(positions: Tensor, head_dim: int, theta: float) -> Tensor:
-    """RoPE (2104.09864): e^(i angle), complex (N, 1, 1, d / 2), for positions (N,). Pair j of a head turns by
-    position * theta^(-2j / d)."""
-    frequency = theta ** -(torch.arange(0, head_dim, 2, device=positions.device).float() / head_dim)  # (d / 2,)
-    angle = positions[:, None, None, None].float() * frequency  # (N, 1, 1, d / 2)
-    return torch.polar(torch.ones_like(angle), angle)
+def rope_frequencies(c: Config) -> Tensor:
+    """The angle (d / 2,), in radians, by which each step to the next position turns a pair of a head: theta^(-2j / d).
 
-
-def rotate(x: Tensor, turns: Tensor) -> Tensor:
-    """Turn each pair of neighbours in x (..., d), taken as a complex number, by turns (..., d / 2).
-
-    A checkpoint has the two d / 2 apart: see `pairs`.
+    The type llama3 stretches the context of Llama 3.1: a pair that turns often within the original context keeps its
+    frequency, one that turns seldom has 1 / factor of it, and between the two is a straight line.
     """
-    complex_x = torch.view_as_complex(wide(x).unflatten(-1, (-1, 2)))  # (..., d / 2)
-    return torch.view_as_real(complex_x * turns).flatten(-2).to(x.dtype)
+    frequency = c.rope["rope_theta"] ** -(torch.arange(0, c.head_dim, 2).float() / c.head_dim)  # (d / 2,)
+    if c.rope["rope_type"] == "default":
+        return frequency
+    factor, seldom, often, context = (c.rope[name] for name in LLAMA3)
+    turns = context * frequency / (2 * math.pi)  # (d / 2,)
+    kept = ((turns - seldom) / (often - seldom)).clamp(0, 1)  # (d / 2,)
+    return frequency * (kept + (1 - kept) / factor)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """RoPE (2104.09864): turn entries j and j + d / 2 of each head of x (R, heads, S, d) by its token's angle, whose cos
+    and sin are (R, 1, S, d / 2)."""
+    a, b = wide(x).chunk(2, dim=-1)  # (R, heads, S, d / 2) each
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
-    """softmax(q k^T / sqrt(d) + bias) v: (R, K, H / K, S, d).
+    """softmax(q k^T / sqrt(d) + bias) v, (R, H, S, d): `plain_attention` for as many rows at once as memory allows.
 
-    q (R, K, H / K, S, d), k and v (R, K, C, d). bias (R, S, C) is 0 where a query sees a column, else -inf.
+    q (R, H, S, d), k and v (R, K, C, d). bias (R, 1, S, C) is 0 where a token sees a column, else -inf.
     """
-    if q.is_cuda and q.numel():
+    if q.is_cuda and q.shape[2] > 1:
         return attention_on_gpu(q, k, v, bias)
-    return (probabilities(q, k, bias).flatten(2, 3) @ v).view_as(q)
+    scores = q.shape[1] * bias[0].numel()  # of a row
+    rows, kept = max(1, SCORES_AT_ONCE // max(1, scores)), len(q) * scores * q.itemsize
+    if len(q) <= rows and kept <= PROBABILITIES_KEPT:
+        return plain_attention(q, k, v, bias)
+    again = torch.is_grad_enabled() and kept > PROBABILITIES_KEPT
+    function = partial(checkpoint, plain_attention, use_reentrant=False) if again else plain_attention
+    return torch.cat([function(*part) for part in zip(*(x.split(rows) for x in (q, k, v, bias)))])
+
+
+def plain_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    """The formula of `attention`."""
+    return (by_key_head(probabilities(q, k, bias), k) @ v).view(q.shape)
 
 
 def probabilities(q: Tensor, k: Tensor, bias: Tensor) -> Tensor:
-    """softmax(q k^T / sqrt(d) + bias), (R, K, H / K, S, C); arguments as of `attention`."""
-    scores = (q.flatten(2, 3) * q.shape[-1] ** -0.5) @ k.mT  # (R, K, (H / K) S, C)
-    return (scores.unflatten(2, q.shape[2:4]) + bias[:, None, None]).softmax(-1)
+    """softmax(q k^T / sqrt(d) + bias), (R, H, S, C); arguments as of `attention`."""
+    scores = by_key_head(q * q.shape[3] ** -0.5, k) @ k.mT  # (R, K, H / K S, C)
+    return (scores.view(*q.shape[:3], k.shape[2]) + bias).softmax(-1)
+
+
+def by_key_head(x: Tensor, k: Tensor) -> Tensor:
+    """x (R, H, S, ...) as (R, K, H / K S, ...): H / K query heads, side by side in x, share a head of k (R, K, ...)."""
+    return x.unflatten(1, (k.shape[1], -1)).flatten(2, 3)
 
 
 def attention_on_gpu(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
@@ -112,31 +133,15 @@ def attention_on_gpu(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
     of 128 (torch 2.11 and 2.13, https://github.com/pytorch/pytorch/issues/196678). The kernel taken instead wants a key
     head for each query head.
     """
-    k, v = (x.repeat_interleave(q.shape[2], dim=1) for x in (k, v))  # (R, H, C, d) each
+    k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))  # (R, H, C, d) each
     with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
-        return F.scaled_dot_product_attention(q.flatten(1, 2), k, v, bias[:, None]).view_as(q)
-
-
-def bias_of(visible: Tensor, dtype: torch.dtype) -> Tensor:
-    """The bias (...): 0 where visible (...) is True, else -inf."""
-    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill(~visible, float("-inf"))
+        return F.scaled_dot_product_attention(q, k, v, bias)
 
 
 def product(x: Tensor, w: Tensor, bias: Tensor | None, adapter: nn.Module | None) -> Tensor:
-    """x @ w.T + bias, (N, outputs), and what the adapter of the matrix adds, if it has one: see lora.py."""
+    """x @ w.T + bias, (..., outputs), and what the adapter of the matrix adds, if it has one: see lora.py."""
     y = F.linear(x, w, bias)
     return adapter.add(x, y) if adapter else y
-
-
-def product_in_mlp(x: Tensor, w: Tensor, adapter: nn.Module | None) -> Tensor:
-    """The same in the MLP. In bfloat16, as (w @ x.T).T, it takes 20% less time for 32 tokens on a CPU.
-
-    (q, k, v and o gain nothing, because what follows them would copy the transposed result.)
-    """
-    if x.dtype != torch.bfloat16:
-        return product(x, w, None, adapter)
-    y = w @ x.mT  # (outputs, N)
-    return (adapter.add(x, y, transposed=True) if adapter else y).mT
 
 
 class Layer(nn.Module):
@@ -149,10 +154,9 @@ class Layer(nn.Module):
     def __init__(self, c: Config):
         super().__init__()
         D, H, K, d = c.hidden_size, c.num_attention_heads, c.num_key_value_heads, c.head_dim
-        self.K, self.shared_by, self.d, self.eps = K, H // K, d, c.rms_norm_eps
+        self.H, self.K, self.d, self.eps = H, K, d, c.rms_norm_eps
         self.norm_1, self.norm_2 = nn.Parameter(torch.ones(D)), nn.Parameter(torch.ones(D))
-        # Rows of qkv, for each key head: its group's queries, its key, its value.
-        self.qkv = nn.Parameter(torch.zeros((H + 2 * K) * d, D))
+        self.qkv = nn.Parameter(torch.zeros((H + 2 * K) * d, D))  # rows of q, then of k, then of v
         self.qkv_bias = nn.Parameter(torch.zeros((H + 2 * K) * d)) if c.qkv_bias else None
         self.q_norm = nn.Parameter(torch.ones(d)) if c.qk_norm else None
         self.k_norm = nn.Parameter(torch.ones(d)) if c.qk_norm else None
@@ -161,25 +165,28 @@ class Layer(nn.Module):
         self.down = nn.Parameter(torch.zeros(D, c.intermediate_size))
         self.qkv_adapter = self.o_adapter = self.gate_up_adapter = self.down_adapter = None  # lora.py may set them
 
-    def forward(self, x: Tensor, turns: Tensor, attend: Callable) -> Tensor:
-        """x (N, D) -> (N, D). turns: of `rope_turns`; attend: see Qwen2.hidden, without its first argument."""
-        x_1 = rms_norm(x, self.norm_1, self.eps)  # (N, D)
-        qkv = product(x_1, self.qkv, self.qkv_bias, self.qkv_adapter)  # (N, (H + 2 K) d)
-        heads = qkv.view(len(x), self.K, -1, self.d)  # (N, K, H / K + 2, d)
-        qk, v = heads.split((self.shared_by + 1, 1), dim=2)  # (N, K, H / K + 1, d), (N, K, 1, d)
+    def forward(self, x: Tensor, turn: tuple[Tensor, Tensor], bias: Tensor, extend: Callable) -> Tensor:
+        """x (R, S, D) -> (R, S, D). turn: cos and sin, see `rotate`; bias: see `attention`; extend(k, v): see Cache."""
+        q, k, v = self.heads(x, turn)  # (R, H, S, d), (R, K, S, d), (R, K, S, d)
+        out = attention(q, *extend(k, v), bias)  # (R, H, S, d)
+        x = x + product(out.transpose(1, 2).flatten(2), self.o, None, self.o_adapter)
+        x_2 = rms_norm(x, self.norm_2, self.eps)  # (R, S, D)
+        gate, up = product(x_2, self.gate_up, None, self.gate_up_adapter).chunk(2, dim=-1)
+        return x + product(F.silu(gate) * up, self.down, None, self.down_adapter)
+
+    def heads(self, x: Tensor, turn: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """q (R, H, S, d), k and v (R, K, S, d) of x (R, S, D). q and k are rotated."""
+        x_1 = rms_norm(x, self.norm_1, self.eps)  # (R, S, D)
+        qkv = product(x_1, self.qkv, self.qkv_bias, self.qkv_adapter)  # (R, S, (H + 2 K) d)
+        qk, v = qkv.unflatten(2, (-1, self.d)).transpose(1, 2).split((self.H + self.K, self.K), dim=1)
         if self.q_norm is not None:
-            q, k = qk.split((self.shared_by, 1), dim=2)
-            qk = torch.cat((rms_norm(q, self.q_norm, self.eps), rms_norm(k, self.k_norm, self.eps)), dim=2)
-        q, k = rotate(qk, turns).split((self.shared_by, 1), dim=2)  # (N, K, H / K, d), (N, K, 1, d)
-        out = attend(q, k.squeeze(2), v.squeeze(2))  # (N, K, H / K, d)
-        x = x + product(out.flatten(1), self.o, None, self.o_adapter)
-        x_2 = rms_norm(x, self.norm_2, self.eps)  # (N, D)
-        gate, up = product_in_mlp(x_2, self.gate_up, self.gate_up_adapter).chunk(2, dim=1)
-        return x + product_in_mlp(F.silu(gate) * up, self.down, self.down_adapter)
+            q, k = qk.split((self.H, self.K), dim=1)
+            qk = torch.cat((rms_norm(q, self.q_norm, self.eps), rms_norm(k, self.k_norm, self.eps)), dim=1)
+        return *rotate(qk, *turn).split((self.H, self.K), dim=1), v
 
 
 class Qwen2(nn.Module):
-    """The language model: Qwen2, Qwen3 or Llama, as its Config says. `model(rows)` maps texts (R, C) to logits."""
+    """The language model: Qwen2, Qwen3 or Llama, as its Config says. `model(rows)` maps texts (R, S) to logits."""
 
     def __init__(self, config: Config):
         super().__init__()
@@ -193,38 +200,26 @@ class Qwen2(nn.Module):
         self.norm = nn.Parameter(torch.ones(D))
         self.head = None if config.tie_word_embeddings else nn.Parameter(torch.zeros(V, D))
 
-    def hidden(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """Last hidden states (N, D) of tokens (N,) at positions (N,), each in its own text.
+    def hidden(self, tokens: Tensor, cache: "Cache", bias: Tensor | None = None) -> Tensor:
+        """Last hidden states (R, S, D) of new tokens (R, S), each of which follows what its row of the cache has read.
 
-        attend(layer, q (N, K, H / K, d), k (N, K, d), v (N, K, d)) returns what each query gets, (N, K, H / K, d):
-        softmax(q k^T / sqrt(d)) v over the keys that it sees. With checkpoint_activations the backward pass calls it
-        again, so it must return the same again.
+        The cache grows by S columns. bias (R, 1, S, C + S): who sees whom, if not as Cache.bias says.
         """
-        x = F.embedding(tokens, self.embedding)  # (N, D)
-        turns = rope_turns(positions, self.config.head_dim, self.config.rope_theta)  # (N, 1, 1, d / 2)
+        S = tokens.shape[1]
+        x, turn = F.embedding(tokens, self.embedding), cache.turn(S)  # (R, S, D), twice (R, 1, S, d / 2)
+        bias = cache.bias(S) if bias is None else bias  # (R, 1, S, C + S)
         for i, layer in enumerate(self.layers):
+            extend = partial(cache.extend, i, cache.columns)
             if self.checkpoint_activations and torch.is_grad_enabled():
-                x = checkpoint(layer, x, turns, partial(attend, i), use_reentrant=False, preserve_rng_state=False)
+                x = checkpoint(layer, x, turn, bias, extend, use_reentrant=False, preserve_rng_state=False)
             else:
-                x = layer(x, turns, partial(attend, i))  # (N, D)
+                x = layer(x, turn, bias, extend)  # (R, S, D)
+        cache.advance(S)
         return rms_norm(x, self.norm, self.config.rms_norm_eps)
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Logits (R, C, V) after each token of R texts (R, C), each of which sees itself alone.
-
-        For the warm start and for tests, which want all V rows, as a checkpoint has them.
-        """
-        R, C = rows.shape
-        positions = torch.arange(C, device=rows.device).repeat(R)  # (R C,)
-        causal = torch.ones(1, C, C, dtype=torch.bool, device=rows.device).tril()
-        bias = bias_of(causal, self.output_weight.dtype)  # (1, C, C)
-
-        def attend(_: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            q = q.unflatten(0, (R, C)).permute(0, 2, 3, 1, 4)  # (R, K, H / K, C, d)
-            k, v = (x.unflatten(0, (R, C)).transpose(1, 2) for x in (k, v))  # (R, K, C, d) each
-            return attention(q, k, v, bias).permute(0, 3, 1, 2, 4).flatten(0, 1)  # (R C, K, H / K, d)
-
-        return F.linear(self.hidden(rows.flatten(), positions, attend), self.output_weight).view(R, C, -1)
+        """Logits (R, S, V) after each token of R texts (R, S), of all V rows, as transformers has them."""
+        return F.linear(self.hidden(rows, Cache(self, len(rows))), self.output_weight)
 
     @property
     def output_weight(self) -> Tensor:
@@ -234,6 +229,98 @@ class Qwen2(nn.Module):
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits (..., real_vocab), before the temperature, of the token that follows hidden (..., D)."""
         return F.linear(hidden, self.output_weight[: self.real_vocab])
+
+
+# ------------------------------------------------------------------------------------------------- the KV cache
+
+
+class Cache:
+    """The keys and values of what R rows have read, so that each token is computed once.
+
+    A column holds one token of each row, or none. Its position says where in the row's text the token stands.
+    """
+
+    def __init__(self, model: Qwen2, R: int):
+        """A cache of R rows that have read nothing."""
+        c, weight = model.config, model.output_weight
+        self.keys = [weight.new_zeros(R, c.num_key_value_heads, 0, c.head_dim)] * c.num_hidden_layers
+        self.values = list(self.keys)  # of each layer (R, K, columns, d)
+        self.position = torch.zeros(R, 0, dtype=torch.long, device=weight.device)  # (R, columns)
+        self.length = torch.zeros(R, dtype=torch.long, device=weight.device)  # (R,) how many tokens a row has read
+        self.columns, self.room = 0, 0  # in use, and reserved behind these
+        self.frequency = rope_frequencies(c).to(weight.device)  # (d / 2,)
+
+    def next_positions(self, S: int) -> Tensor:
+        """The positions (R, S) of S new tokens in the texts of their rows."""
+        return self.length[:, None] + torch.arange(S, device=self.length.device)
+
+    def turn(self, S: int) -> tuple[Tensor, Tensor]:
+        """cos and sin, (R, 1, S, d / 2) each, of the angles by which RoPE turns S new tokens."""
+        angle = self.next_positions(S)[:, None, :, None].float() * self.frequency
+        return angle.cos(), angle.sin()
+
+    def bias(self, S: int) -> Tensor:
+        """What is added to the attention scores of S new tokens, (R, 1, S, C + S)."""
+        own = self.next_positions(S)  # (R, S)
+        return self.mask(own[:, :, None], torch.cat((self.position, own), dim=1)[:, None])
+
+    def mask(self, own: Tensor, column: Tensor) -> Tensor:
+        """0 for a column that a token sees, else -inf, (R, 1, S, C), from the positions of tokens (R, S, 1) and columns
+        (R, 1, C). Every mask is made here."""
+        sees = column <= own  # (R, S, C)
+        return self.keys[0].new_zeros(sees.shape).masked_fill(~sees, -math.inf)[:, None]
+
+    def extend(self, layer: int, C: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Put k and v (R, K, S, d) behind the first C columns of a layer. Returns its keys and values up to these."""
+        keys, values, end = self.keys[layer], self.values[layer], C + k.shape[2]
+        if self.room:
+            keys[:, :, C:end], values[:, :, C:end] = k, v
+            return keys[:, :, :end], values[:, :, :end]
+        self.keys[layer], self.values[layer] = torch.cat((keys[:, :, :C], k), 2), torch.cat((values[:, :, :C], v), 2)
+        return self.keys[layer], self.values[layer]
+
+    def advance(self, S: int) -> None:
+        """S new tokens have been read, which later ones see."""
+        C, own = self.columns, self.next_positions(S)  # (R, S)
+        self.position, self.length, self.columns = torch.cat((self.position, own), dim=1), self.length + S, C + S
+        self.room = max(0, self.room - S)
+
+    def rows(self, index: Tensor, length: Tensor | None = None) -> Self:
+        """A new cache, whose rows go on after rows index (B,) of this one, or after the first tokens of these, length
+        (B,); with gradient."""
+        new = copy(self)
+        new.keys, new.values = ([x.index_select(0, index) for x in side] for side in (self.keys, self.values))
+        new.position, new.length = self.position[index], self.length[index] if length is None else length
+        new.position = new.position.where(new.position < new.length[:, None], NOWHERE)  # (B, columns)
+        return new
+
+    def reserve(self, room: int) -> None:
+        """Make room for as many columns, so that `extend` need not copy what is there. For sampling, without gradient."""
+        self.keys, self.values = ([F.pad(x, (0, 0, 0, room)) for x in side] for side in (self.keys, self.values))
+        self.room = room
+
+    def cut_graph(self) -> Callable[[], None]:
+        """Let the gradients of what is read from now on end here. Returns a function that sends them on."""
+        whole = [*self.keys, *self.values]
+        leaves = [x.detach().requires_grad_() for x in whole]
+        self.keys, self.values = leaves[: len(self.keys)], leaves[len(self.keys) :]
+        return lambda: torch.autograd.backward(whole, [x.grad for x in leaves])
+
+    def keep(self, running: Tensor) -> Tensor:
+        """Drop the rows where running (R,) is False. Returns the old index (count,) of each that stays.
+
+        Few rows are copied: of the first `count` places, those whose row ended are gaps, and as many running rows lie
+        beyond `count`; the k-th gap takes the k-th of them. Running 1 0 1 1 0: row 3 moves into gap 1, order 0 3 2.
+        """
+        count, C = int(running.sum()), self.columns
+        order = torch.arange(count, device=running.device)  # (count,) the old index of the row in each place
+        gaps = (~running[:count]).nonzero()[:, 0]
+        order[gaps] = running[count:].nonzero()[:, 0] + count
+        for x in (*self.keys, *self.values):
+            x[gaps, :, :C] = x[order[gaps], :, :C]
+        self.keys, self.values = [x[:count] for x in self.keys], [x[:count] for x in self.values]
+        self.position, self.length = self.position[order], self.length[order]
+        return order
 
 
 # ----------------------------------------------------------------------------------------- the log-prob of a token
@@ -247,118 +334,52 @@ def scaled(logits: Tensor, temperature: float) -> Tensor:
     return wide(logits) if temperature == 1 else wide(logits) / temperature
 
 
-class TokenLogprobs(torch.autograd.Function):
-    """log pi (N,) of tokens (N,) after states (N, D): the log-softmax of states @ matrix.T / temperature.
+def token_logprobs(model: Qwen2, states: Tensor, tokens: Tensor) -> Tensor:
+    """log pi (n,) of tokens (n,), with gradient; tokens[i] follows states[i] of states (n, D).
 
-    With p the softmax, d log pi(token) / d logits = (onehot - p) / temperature. Autograd would find the same, but keep
-    the log-softmax in float32 beside the logits, and an update of SmolLM2 would take about 5% longer. The matrix is
-    (V', D); its rows from V on stand for no token.
+    Where the logits would exceed LOGITS_KEPT bytes, they are made part by part, and again in the backward pass.
     """
+    def logprobs(states: Tensor, tokens: Tensor) -> Tensor:
+        log_pi = scaled(model.logits(states), model.temperature).log_softmax(-1)  # (n, V)
+        return log_pi.gather(1, tokens[:, None])[:, 0]
 
-    @staticmethod
-    def forward(ctx, states: Tensor, matrix: Tensor, tokens: Tensor, V: int, temperature: float) -> Tensor:
-        logits = states @ matrix[:V].T  # (N, V)
-        size = rows_at_once(logits)
-        logprob = torch.cat([scaled(x, temperature).log_softmax(1).gather(1, token[:, None])[:, 0]
-                             for x, token in zip(logits.split(size), tokens.split(size))])  # (N,)
-        ctx.save_for_backward(states, matrix, tokens, logits)
-        ctx.temperature = temperature
-        return logprob
-
-    @staticmethod
-    def backward(ctx, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        states, matrix, tokens, logits = ctx.saved_tensors
-        V, size, logits_grad, matrix_grad = logits.shape[1], rows_at_once(logits), torch.empty_like(logits), None
-        pieces = (y.split(size) for y in (logits_grad, logits, tokens[:, None], gradient[:, None]))
-        for piece, x, token, g in zip(*pieces):
-            direction = -scaled(x, ctx.temperature).softmax(1)  # (n, V)
-            direction.scatter_add_(1, token, torch.ones_like(direction[:, :1]))  # (n, V) onehot - p
-            piece.copy_(direction.mul_(g / ctx.temperature))
-        if ctx.needs_input_grad[1]:  # for all N tokens at once: each piece would pass over (V', D) once more
-            matrix_grad = torch.zeros_like(matrix)
-            torch.mm(logits_grad.T, states, out=matrix_grad[:V])
-        return logits_grad @ matrix[:V], matrix_grad, None, None, None
-
-
-def rows_at_once(logits: Tensor) -> int:
-    """How many rows of logits (N, V) to have in float32 at once: on a CPU those that stay in its cache."""
-    return max(1, (2**26 if logits.is_cuda else LOGITS_AT_ONCE) // logits.shape[1])
-
-
-def token_logprobs(model: Qwen2, hidden: Tensor, tokens: Tensor) -> Tensor:
-    """log pi (N,) of tokens (N,), with gradient; tokens[n] follows the state hidden[n] of hidden (N, D).
-
-    A list whose logits would exceed LOGITS_KEPT bytes is split, and the backward pass computes each part's again.
-    """
-    def logprobs(hidden: Tensor, tokens: Tensor) -> Tensor:
-        return TokenLogprobs.apply(hidden, model.output_weight, tokens, model.real_vocab, model.temperature)
-
-    size = max(1, LOGITS_KEPT // (model.real_vocab * hidden.itemsize))  # tokens
+    size = max(1, LOGITS_KEPT // (model.real_vocab * states.itemsize))  # tokens
     if len(tokens) <= size:
-        return logprobs(hidden, tokens)
-    return torch.cat([checkpoint(logprobs, h, t, use_reentrant=False, preserve_rng_state=False)
-                      for h, t in zip(hidden.split(size), tokens.split(size))])
+        return logprobs(states, tokens)
+    return torch.cat([checkpoint(logprobs, *part, use_reentrant=False, preserve_rng_state=False)
+                      for part in zip(states.split(size), tokens.split(size))])
 
 
 # ---------------------------------------------------------------------------------------------- checkpoints
 
 
-# Our names of weights, and a checkpoint's. (Those of a layer come after layers.0. and model.layers.0.; `split` and
-# `merge` say what becomes of the others.)
-NAMES = {"embedding": "model.embed_tokens.weight", "norm": "model.norm.weight", "head": "lm_head.weight",
-         "norm_1": "input_layernorm.weight", "norm_2": "post_attention_layernorm.weight",
-         "q_norm": "self_attn.q_norm.weight", "k_norm": "self_attn.k_norm.weight", "o": "self_attn.o_proj.weight",
-         "down": "mlp.down_proj.weight"}
-QKV = {"qkv": "weight", "qkv_bias": "bias"}
+# For each of our weights, the weights of a checkpoint that it consists of, one below the other. (Those of a layer come
+# after layers.0. and model.layers.0.)
+NAMES = {
+    "embedding": ["model.embed_tokens.weight"], "norm": ["model.norm.weight"], "head": ["lm_head.weight"],
+    "norm_1": ["input_layernorm.weight"], "norm_2": ["post_attention_layernorm.weight"],
+    "qkv": [f"self_attn.{x}_proj.weight" for x in "qkv"], "qkv_bias": [f"self_attn.{x}_proj.bias" for x in "qkv"],
+    "q_norm": ["self_attn.q_norm.weight"], "k_norm": ["self_attn.k_norm.weight"], "o": ["self_attn.o_proj.weight"],
+    "gate_up": ["mlp.gate_proj.weight", "mlp.up_proj.weight"], "down": ["mlp.down_proj.weight"]}
 
 
-def split(tensors: dict[str, Tensor], c: Config) -> dict[str, Tensor]:
-    """Weights under our names, their gradients or their moments -> the same under a checkpoint's names, bit for bit."""
-    found = {}
-    for name, x in tensors.items():
-        prefix, own = prefix_of(name)
-        if own in QKV:
-            groups = x.unflatten(0, (c.num_key_value_heads, -1, c.head_dim))  # (K, H / K + 2, d, ...)
-            parts = halves(groups[:, :-2], 2), halves(groups[:, -2:-1], 2), groups[:, -1:]  # q, k, v (K, n, d, ...)
-            found |= {f"{prefix}self_attn.{letter}_proj.{QKV[own]}": y.flatten(0, 2) for letter, y in zip("qkv", parts)}
-        elif own == "gate_up":
-            found[prefix + "mlp.gate_proj.weight"], found[prefix + "mlp.up_proj.weight"] = x.chunk(2)
-        else:
-            found[prefix + NAMES[own]] = halves(x, 0) if own in ("q_norm", "k_norm") else x
-    return found
-
-
-def merge(tensors: dict[str, Tensor], names: Iterable[str], c: Config) -> dict[str, Tensor]:
-    """The inverse of `split`: our tensors of these names, from a checkpoint's."""
-    merged = {}
-    for name in names:
-        prefix, own = prefix_of(name)
-        if own in QKV:
-            parts = [tensors[f"{prefix}self_attn.{letter}_proj.{QKV[own]}"] for letter in "qkv"]
-            q, k, v = (x.unflatten(0, (c.num_key_value_heads, -1, c.head_dim)) for x in parts)  # (K, n, d, ...) each
-            merged[name] = torch.cat((pairs(q, 2), pairs(k, 2), v), dim=1).flatten(0, 2)
-        elif own == "gate_up":
-            merged[name] = torch.cat([tensors[f"{prefix}mlp.{part}_proj.weight"] for part in ("gate", "up")])
-        else:
-            x = tensors[prefix + NAMES[own]]
-            merged[name] = pairs(x, 0) if own in ("q_norm", "k_norm") else x
-    return merged
-
-
-def prefix_of(name: str) -> tuple[str, str]:
-    """One of our names as the beginning of the checkpoint's and the rest: layers.0.qkv -> model.layers.0. and qkv."""
+def parts_of(name: str, rows: int, c: Config) -> dict[str, int]:
+    """The checkpoint's weights that one of ours, of so many rows, consists of: name and rows of each, in order."""
     layer, _, own = name.rpartition(".")
-    return f"model.{layer}." if layer else "", own
+    names = [f"model.{layer}.{x}" if layer else x for x in NAMES[own]]  # layers.0.qkv -> model.layers.0.self_attn...
+    heads = {3: (c.num_attention_heads, c.num_key_value_heads, c.num_key_value_heads), 2: (1, 1), 1: (1,)}[len(names)]
+    return {x: rows * n // sum(heads) for x, n in zip(names, heads)}
 
 
-def pairs(x: Tensor, dim: int) -> Tensor:
-    """x with entries i and i + d / 2 of its dimension `dim`, d long, as neighbours: `rotate` turns them together."""
-    return x.unflatten(dim, (2, -1)).transpose(dim, dim + 1).flatten(dim, dim + 1)
+def to_checkpoint(tensors: dict[str, Tensor], c: Config) -> dict[str, Tensor]:
+    """Weights by our names, their gradients or their moments -> the same by a checkpoint's names."""
+    parts = {name: parts_of(name, len(x), c) for name, x in tensors.items()}
+    return {part: y for name, x in tensors.items() for part, y in zip(parts[name], x.split([*parts[name].values()]))}
 
 
-def halves(x: Tensor, dim: int) -> Tensor:
-    """The inverse of `pairs`."""
-    return x.unflatten(dim, (-1, 2)).transpose(dim, dim + 1).flatten(dim, dim + 1)
+def from_checkpoint(tensors: dict[str, Tensor], names: Iterable[str], c: Config) -> dict[str, Tensor]:
+    """The inverse: our weights of these names, from a checkpoint's."""
+    return {name: torch.cat([tensors[part] for part in parts_of(name, 0, c)]) for name in names}
 
 
 def parse_config(source: dict) -> Config:
@@ -367,27 +388,10 @@ def parse_config(source: dict) -> Config:
     ValueError when a size is missing, when a value has the wrong type or is out of range, or when the file asks for
     something that is not implemented here.
     """
-    given = {name: value for name, value in source.items() if value is not None}
-    family = given.get("model_type")
-    if family not in list(ARCHITECTURES):
-        raise ValueError(f"model_type {family!r:.50} is not supported, only {', '.join(ARCHITECTURES)}")
-    check_supported(given, family, {field.name for field in fields(Config)})
-    check_fields(given, {"hidden_size": int, "num_attention_heads": int}, "config.json")
-    D, H = given["hidden_size"], given["num_attention_heads"]
-    defaults = {  # as in transformers. (`given` lacks what is null in `source`.)
-        "num_key_value_heads": H if family == "llama" or "num_key_value_heads" in source else 32,
-        "head_dim": 128 if family == "qwen3" else D // max(H, 1), "rms_norm_eps": 1e-6, "tie_word_embeddings": False,
-        "max_position_embeddings": 2048 if family == "llama" else 32768}
-    derived = {"rope_theta": rope_theta(given), "qkv_bias": family == "qwen2", "qk_norm": family == "qwen3",
-               "source": source}
-    values, types = defaults | given | derived, {field.name: field.type for field in fields(Config)}
-    check_fields(values, types, "config.json")
-    for name, field_type in types.items():
-        if (field_type is int and not 1 <= values[name] < 2**24) or (field_type is float and values[name] <= 0):
-            raise ValueError(f"config.json: {name} can't be {values[name]}")
-    if H % values["num_key_value_heads"] or values["head_dim"] % 2:
-        raise ValueError("config.json: num_attention_heads must be a multiple of num_key_value_heads, head_dim even")
-    return Config(**{name: values[name] for name in types})
+    family = source.get("model_type")
+    own = {"qkv_bias": family == "qwen2", "qk_norm": family == "qwen3", "source": source}
+    types = {field.name: field.type for field in fields(Config)}
+    return Config(**config_values(source, list(ARCHITECTURES), types, own))
 
 
 def load_model(path: str | Path, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32) -> Qwen2:
@@ -404,8 +408,8 @@ def load_model(path: str | Path, device: str | torch.device = "cpu", dtype: torc
         raise ValueError(f"config.json asks for {config.num_hidden_layers} layers, the checkpoint in {path} has fewer")
     with torch.device("meta"):  # no storage and no random initialization; load_state_dict assigns the weights
         model = Qwen2(config).to(dtype)
-    check_tensors(f"the checkpoint in {path}", split(model.state_dict(), config), found)
-    model.load_state_dict(merge(found, model.state_dict(), config), assign=True)
+    check_tensors(f"the checkpoint in {path}", to_checkpoint(model.state_dict(), config), found)
+    model.load_state_dict(from_checkpoint(found, model.state_dict(), config), assign=True)
     return model
 
 
@@ -413,10 +417,12 @@ def save_model(model: Qwen2, path: str | Path) -> None:
     """Write config.json and model.safetensors, which load_model and transformers both read."""
     path = Path(path)
     path.mkdir(parents=True, exist_ok=True)
-    tensors = {name: tensor.contiguous() for name, tensor in split(model.state_dict(), model.config).items()}
+    tensors = {name: x.contiguous() for name, x in to_checkpoint(model.state_dict(), model.config).items()}
     config, dtype = model.config, str(model.output_weight.dtype).removeprefix("torch.")
-    write_json(path / "config.json", config.source | {
-        "architectures": [ARCHITECTURES[config.source["model_type"]]],
-        "rope_parameters": {"rope_theta": config.rope_theta, "rope_type": "default"}, "dtype": dtype,  # transformers 5
-        "rope_theta": config.rope_theta, "torch_dtype": dtype})  # transformers 4
+    written = {"architectures": [ARCHITECTURES[config.source["model_type"]]],
+               "rope_parameters": config.rope, "dtype": dtype,  # transformers 5
+               "rope_theta": config.rope["rope_theta"], "torch_dtype": dtype}  # transformers 4
+    if config.rope["rope_type"] != "default":
+        written["rope_scaling"] = {name: x for name, x in config.rope.items() if name != "rope_theta"}
+    write_json(path / "config.json", config.source | written)
     replace_file(path / "model.safetensors", lambda part: save_file(tensors, part, metadata={"format": "pt"}))

@@ -50,8 +50,10 @@ from plumbing.run_folder import Writer
 from plumbing.task_file import load_puzzles, load_task
 from plumbing.tokenizer import Tokenizer
 from qwen2_model import load_model, save_model
+from queries import Queries
 from rollout import EVALUATION, Policy, TokenBatch, draw_puzzles, draw_uniforms, generate_and_grade, rollout, seed_of
 from settings import Settings
+from turns import reply
 
 CHOICES = {"reward": ("graded", "random"), "advantage": ADVANTAGES, "loss": LOSSES, "loss_norm": LOSS_NORMS,
            "normalize": NORMALIZATIONS, "dtype": ("float32", "bfloat16"), "optimizer_device": ("", "cpu"),
@@ -70,6 +72,7 @@ def train(s: Settings, mitigation: Callable[[TokenBatch], Tensor], policy: Polic
         optimizer.set_lr(learning_rate(s, step))  # the same in every step, by default
         puzzles = draw_puzzles(training, s, step)  # Q
         batch = rollout(policy, puzzles, s, step)  # B responses and their rewards
+        batch.ask = Queries(policy, batch, s, step)  # what a credit function may ask the model
         batch.advantage = compare(batch, s.advantage)  # (B,)
         credit = assign_credit(batch, mitigation, s)  # (B, T)
         row = learn(policy, optimizer, batch, credit, s)  # columns of metrics.csv
@@ -214,10 +217,11 @@ def try_step(policy: Policy, optimizer: Optimizer, puzzles: list, s: Settings, m
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         check_order(s, device, ADVANTAGES[s.advantage], LOSS_NORMS[s.loss_norm], LOSSES[s.loss])
         batch = rollout(policy, [puzzles[0], puzzles[-1]], s, step=0)  # of a single one two copies
+        batch.ask = Queries(policy, batch, s, step=0)
         batch.advantage = compare(batch, s.advantage)
         if hasattr(policy.task, "reply"):  # in so few tokens perhaps no turn has ended
             ends, tokens = policy.tokenizer.end_tokens, batch.tokens[0][batch.mask[0]].tolist()
-            policy.reply(puzzles[0], [*takewhile(lambda token: token not in ends, tokens), ends[0]])
+            reply(policy, puzzles[0], [*takewhile(lambda token: token not in ends, tokens), ends[0]])
         check_pure(s.mitigation, batch, lambda: assign_credit(batch, mitigation, s))
         # Credit 1, so that no response is left out. A run that only evaluates need not have room for gradients.
         row = learn(policy, still, batch, batch.mask.float(), s) if s.steps else {}

@@ -8,7 +8,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$work"
 python3 -m venv venv
-venv/bin/pip install -q --no-deps atroposlib==0.4.0
+PIP_NO_DEPS=1 venv/bin/pip install -q atroposlib==0.4.0
 venv/bin/python -W ignore - <<'EOF'
 import importlib.util  # noqa: F401  atroposlib 0.4.0 uses it without importing it
 

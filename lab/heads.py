@@ -9,6 +9,7 @@ from methods.heads import HEADS, Critic, Importance, load_head, save_head
 from plumbing.launch import lacking
 from plumbing.progress import follow
 from plumbing.registry import CreditFunction, required
+from queries import Queries
 from rollout import Policy, TokenBatch, rollout
 from settings import Settings
 
@@ -22,6 +23,7 @@ def sample(policy: Policy, puzzles: list, answers: int, key: tuple[int, int]) ->
     seed, step = key
     s = Settings(seed=seed, answers=answers, max_new_tokens=LIMIT)
     batch = rollout(policy._replace(reference=policy.model), puzzles, s, step)
+    batch.ask = Queries(policy._replace(reference=policy.model), batch, s, step)
     batch.advantage = compare(batch)
     return batch
 

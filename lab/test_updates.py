@@ -8,6 +8,7 @@ import torch
 import countdown_task
 from countdown_task import Puzzle
 from lab import updates
+from queries import Queries
 from rollout import Policy, rollout
 from tests.plain import flat_gradient, plain_logprobs
 from settings import Settings
@@ -18,6 +19,7 @@ def test_updates_are_plain_autograd_s(tokenizer, random_model, exact):
     puzzles = [Puzzle((4, 3, 5), 8), Puzzle((7, 18, 2, 11), 36)]
     policy = Policy(random_model, tokenizer, countdown_task)
     batch = rollout(policy, puzzles, Settings(answers=3, max_new_tokens=9), step=0)
+    batch.ask = Queries(policy, batch, Settings(answers=3, max_new_tokens=9), 0)
     batch.mask[4, 3:] = False
     logprob = plain_logprobs(random_model, [policy.prompt(puzzles[g]) for g in batch.group], batch.tokens, batch.mask)
     credits = np.random.default_rng(0).normal(size=(2, int(batch.mask.sum())))

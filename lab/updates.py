@@ -14,7 +14,7 @@ from sampler import response_logprobs
 def credit_gradients(batch: TokenBatch, credits: Tensor, size: int) -> Iterator[Tensor]:
     """For every `size` responses, which must answer one puzzle, the gradients (M, P) of sum credit * log pi in all P
     parameters, one for each of the credits (M, B, T)."""
-    model, prompts = batch.ask.policy.model, batch.ask.prompts
+    model, prompts = batch.ask.policy.model, batch.prompts
     for first in range(0, len(batch.text), size):
         rows = slice(first, first + size)
         logprob = response_logprobs(model, prompts, batch.group[rows], batch.tokens[rows], batch.mask[rows],

@@ -23,6 +23,7 @@ from plumbing.progress import one_sentence
 from rollout import Policy, draw_uniforms, generate_and_grade
 from settings import Settings
 from train import load_policy, parse_flags
+from turns import decode
 
 # Up to this probability, this background: oranges of 256 colours, which every terminal knows.
 SHADES = ((0.1, 208), (0.5, 215), (0.9, 223))
@@ -57,7 +58,7 @@ def answer(policy: Policy, puzzle: Any, s: Settings, turn: int) -> str:
     uniforms = draw_uniforms(s.seed, f"talk {turn}", 1, 1, s.max_new_tokens)  # (1, T)
     samples, (grade,) = generate_and_grade(policy, [puzzle], uniforms, greedy=s.eval_greedy)
     mask = samples.mask[0]
-    text, spans, _ = policy.decode(samples.tokens[0, mask].tolist(), samples.before[0])
+    text, spans, _ = decode(policy, samples.tokens[0, mask].tolist(), samples.before[0])
     shown, done = "", 0
     for (start, stop), p in zip(spans, samples.logprob[0, mask].exp().tolist()):
         shown += text[done:start] + shade(text[start:stop], p)  # between tokens: what the task replied

@@ -43,6 +43,7 @@ from sampler import Samples
 from tasks.text import TAGS
 from settings import Settings
 from train import evaluate, load_policy, save_policy, standard_error
+from turns import context, replies
 
 FIRST_PART = 0.8  # share of the schedule
 BATCH, LR = 32, 3e-3
@@ -105,7 +106,7 @@ def written(task: ModuleType, puzzle: Any, rng: np.random.Generator, known: floa
 
 def learned(policy: Policy, puzzle: Any, response: list[int]) -> list[bool]:
     """Which tokens of a text are learned from: not those of its prompt, nor of replies."""
-    before = policy.replies(puzzle, response[:-1])
+    before = replies(policy, puzzle, response[:-1])
     return [False] * len(policy.prompt(puzzle)) + [
         own for t in range(len(response)) for own in [False] * len(before.get(t, ())) + [True]]
 
@@ -118,7 +119,7 @@ def batches(policy: Policy, puzzles: list, steps: int, seed: int) -> Iterator[tu
             known = policy.task.KNOWN[step >= FIRST_PART * steps]
             chosen = [puzzles[i] for i in rng.integers(len(puzzles), size=16 * BATCH)]
             rows = [(puzzle, demonstration(policy, puzzle, rng, known)) for puzzle in chosen]
-            rows = [(policy.context(puzzle, response[:-1]) + response[-1:], learned(policy, puzzle, response))
+            rows = [(context(policy, puzzle, response[:-1]) + response[-1:], learned(policy, puzzle, response))
                     for puzzle, response in rows]
             rows.sort(key=lambda row: len(row[0]))
             pool = [rows[i : i + BATCH] for i in range(0, len(rows), BATCH)]
@@ -159,7 +160,7 @@ def demonstrations(policy: Policy, puzzles: list, rng: np.random.Generator, s: S
     """A batch whose responses the task wrote: s.answers demonstrations of each puzzle, of the schedule's first part."""
     asked = [puzzle for puzzle in puzzles for _ in range(s.answers)]  # B
     responses = [demonstration(policy, puzzle, rng, policy.task.KNOWN[0]) for puzzle in asked]
-    before = tuple(policy.replies(puzzle, row[:-1]) for puzzle, row in zip(asked, responses))
+    before = tuple(replies(policy, puzzle, row[:-1]) for puzzle, row in zip(asked, responses))
     rows = [torch.tensor(row, device=s.device) for row in responses]
     tokens, mask = (pad_sequence(x, batch_first=True) for x in (rows, [row >= 0 for row in rows]))  # (B, T) each
     unknown, ended = torch.zeros(mask.shape, device=s.device), mask.any(1)  # (B, T) what sampling records, (B,)

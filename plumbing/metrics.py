@@ -106,9 +106,13 @@ def token_sums(batch: Any, rows: Tensor, logprob: Tensor, loss: Tensor, stopped:
                        "spread": change.square()}
     for i, name in enumerate(ROLES):
         facts |= {f"tokens_{name}": role == i, f"stopped_{name}": (role == i) * stopped}
-    prompts = [batch.ask.prompts[q] for q in set(batch.group[rows].tolist())]
-    return {name: torch.where(mask, fact, 0).double().sum() for name, fact in facts.items()} | {
-        "read": sum(map(len, prompts)) + mask.sum() + reply_length([batch.before[i] for i in rows.tolist()])}
+    return {name: torch.where(mask, fact, 0).double().sum() for name, fact in facts.items()}
+
+
+def tokens_in(batch: Any, rows: Tensor) -> int:
+    """How many tokens are read with some responses, rows (b,): with their replies, and each of their prompts once."""
+    prompts = sum(len(batch.prompts[q]) for q in set(batch.group[rows].tolist()))
+    return prompts + int(batch.mask[rows].sum()) + reply_length([batch.before[i] for i in rows.tolist()])
 
 
 def update_columns(updates: list[tuple[dict, float]]) -> dict[str, float | None]:

@@ -11,12 +11,15 @@ from plumbing.registry import require
 # Tokenizers, chat templates and the defaults of `generate`, but not optimizer states or weights in other formats.
 BESIDE = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "chat_template*",
           "additional_chat_templates/*.jinja", "generation_config.json")
-# Fields of config.json that don't change the logits, or that `rope_theta` checks.
+# Fields of config.json that don't change the logits, or that `rope_parameters` reads.
 INERT = {"model_type", "architectures", "dtype", "torch_dtype", "transformers_version", "_name_or_path", "use_cache",
          "bos_token_id", "eos_token_id", "pad_token_id", "initializer_range", "attention_dropout", "rope_parameters",
-         "rope_scaling", "partial_rotary_factor"}
+         "rope_scaling", "rope_theta", "partial_rotary_factor"}
 SUPPORTED = {"hidden_act": "silu", "use_sliding_window": False, "is_causal": True, "mlp_bias": False,
              "pretraining_tp": 1, "quantization_config": False}  # what these must be where they are not empty
+LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")  # of RoPE's type llama3
+ROPE_REFUSED = ("config.json sets rope_type, factor or partial_rotary_factor to a value that is not supported: take a "
+                "checkpoint with plain RoPE, or that of Llama 3")
 # Fields of PEFT's adapter_config.json that may have any value, and what others must be unless they are empty.
 ADAPTER_INERT = {"r", "lora_alpha", "task_type", "target_modules", "exclude_modules", "layers_to_transform",
                  "layers_pattern", "base_model_name_or_path", "revision", "auto_mapping", "peft_version",
@@ -67,22 +70,52 @@ def check_supported(given: dict, family: str, known: set[str]) -> None:
         raise ValueError(f"config.json sets {names} to a value that is not supported: take a checkpoint without it")
 
 
-def rope_theta(config: dict) -> float:
-    """RoPE's theta in a config.json without its nulls, wherever transformers 4 or 5 puts it. ValueError for another
-    RoPE than the plain one, and where there are two values: each version would read its own.
+def config_values(source: dict, families: list[str], types: dict[str, type], own: dict) -> dict:
+    """The values of a Config of qwen2_model.py, whose fields have these types, from a parsed config.json. own: values
+    that are known already. ValueError: see parse_config there."""
+    given = {name: value for name, value in source.items() if value is not None}
+    family = given.get("model_type")
+    require(family in families, f"model_type {family!r:.50} is not supported, only {', '.join(families)}")
+    check_supported(given, family, set(types))
+    check_fields(given, {"hidden_size": int, "num_attention_heads": int}, "config.json")
+    D, H = given["hidden_size"], given["num_attention_heads"]
+    defaults = {  # as in transformers. (`given` lacks what is null in `source`.)
+        "num_key_value_heads": H if family == "llama" or "num_key_value_heads" in source else 32,
+        "head_dim": 128 if family == "qwen3" else D // max(H, 1), "rms_norm_eps": 1e-6, "tie_word_embeddings": False,
+        "max_position_embeddings": 2048 if family == "llama" else 32768}
+    values = defaults | given | own | {"rope": rope_parameters(given)}
+    check_fields(values, types, "config.json")
+    for name, field_type in types.items():
+        if (field_type is int and not 1 <= values[name] < 2**24) or (field_type is float and values[name] <= 0):
+            raise ValueError(f"config.json: {name} can't be {values[name]}")
+    require(H % values["num_key_value_heads"] == values["head_dim"] % 2 == 0,
+            "config.json: num_attention_heads must be a multiple of num_key_value_heads, head_dim even")
+    return {name: values[name] for name in types}
+
+
+def rope_parameters(config: dict) -> dict:
+    """rope_theta, rope_type and, for the type llama3, its numbers, from a config.json without its nulls, wherever
+    transformers 4 or 5 puts them. ValueError for another type, and where a number has two values: each version of
+    transformers would read its own.
     """
-    own = {name: config[name] for name in ("partial_rotary_factor", "rope_theta") if name in config}
-    places = [config.get("rope_parameters", {}), config.get("rope_scaling", {}), own]  # of transformers 5, 4 and both
-    for rope in places:
-        several = not isinstance(rope, dict) or any(isinstance(value, dict) for value in rope.values())  # by layer
-        if several or rope.get("rope_type", rope.get("type", "default")) != "default" or any(
-                rope.get(name) not in (None, 1) for name in ("factor", "partial_rotary_factor")):
-            raise ValueError("config.json sets rope_type, factor or partial_rotary_factor to a value that is not "
-                             "supported: take a checkpoint with plain RoPE")
-    thetas = [rope["rope_theta"] for rope in places if "rope_theta" in rope]
-    require(all(theta == thetas[0] for theta in thetas),
-            f"config.json has two values of rope_theta, {thetas!r:.50}: leave only the right one")
-    return thetas[0] if thetas else 10000.0
+    own, found = {name: config[name] for name in ("partial_rotary_factor", "rope_theta") if name in config}, {}
+    for rope in (config.get("rope_parameters", {}), config.get("rope_scaling", {}), own):  # of version 5, 4 and both
+        require(isinstance(rope, dict) and not any(isinstance(value, dict) for value in rope.values()),  # by layer
+                ROPE_REFUSED)
+        for name, value in rope.items():
+            name = "rope_type" if name == "type" else name
+            if value is not None and found.setdefault(name, value) != value:
+                raise ValueError(f"config.json has two values of {name}, {[found[name], value]!r:.50}: leave only the "
+                                 "right one")
+    found = {"rope_theta": 10000.0, "rope_type": "default"} | found
+    names = {"default": (), "llama3": LLAMA3}.get(found["rope_type"] if isinstance(found["rope_type"], str) else "")
+    if names is None or found.get("partial_rotary_factor", 1) != 1 or not names and found.get("factor", 1) != 1:
+        raise ValueError(ROPE_REFUSED)
+    check_fields(found, dict.fromkeys(("rope_theta", *names), float), "config.json")
+    if any(found[name] <= 0 for name in ("rope_theta", *names)) or names and found[LLAMA3[1]] >= found[LLAMA3[2]]:
+        raise ValueError(f"config.json: rope_theta can't be {found['rope_theta']}" if not names else
+                         f"config.json: the numbers of rope_type llama3 can't be {[found[name] for name in names]}")
+    return {name: found[name] for name in ("rope_theta", "rope_type", *names)}
 
 
 def weight_files(folder: Path) -> list[Path]:

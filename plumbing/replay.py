@@ -1,58 +1,71 @@
-"""A step of the KV cache as a CUDA graph: its kernels are recorded once and replayed together. Only a GPU needs this.
+"""A decode step as a CUDA graph: its kernels are recorded once and replayed together. Only a GPU needs this.
 
 A replay has the same shapes each time. So it computes all B rows, those that have ended, too, and attention looks at
-all columns, of which the cache's bias hides the unused ones.
+all columns of the cache, of which the unused ones are at a position that nobody has reached.
 """
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
 class Replayed:
-    """A KVCache of sampler.py whose `step` is replayed. Without a CUDA device nothing is recorded: for tests."""
+    """Stands in for a model and its Cache of qwen2_model.py, which has room, where each row reads a token at a time.
 
-    def __init__(self, cache: Any):
-        self.cache, self.last = cache, cache.last  # last (B, D)
-        self.rows = torch.arange(len(self.last), device=self.last.device)  # (B',) the running ones of all B
-        self.token, self.column = torch.zeros_like(self.rows), self.rows.new_tensor([cache.filled])  # (B,), (1,)
-        cache.bias[..., cache.filled : -1] = float("-inf")  # the last column is that of the new token
-        self.changing = cache.bias, cache.length, self.column
-        self.graph = self.record() if self.last.is_cuda else None
+    Without a CUDA device nothing is recorded: for tests.
+    """
+
+    def __init__(self, model: Any, cache: Any):
+        self.model, self.cache = model, cache
+        self.rows = torch.arange(len(cache.length), device=cache.length.device)  # (B',) the running ones of all B
+        self.token = torch.zeros_like(self.rows)[:, None]  # (B, 1)
+        self.columns, self.column = cache.columns, self.rows.new_tensor([cache.columns])  # (1,) the next one
+        self.position = F.pad(cache.position, (0, cache.room), value=2**62)  # (B, columns) a row never gets that far
+        self.changing = self.position, cache.length, self.column
+        self.graph = self.record() if self.token.is_cuda else None
 
     def record(self) -> "torch.cuda.CUDAGraph":
-        """Record `compute`, after a first call that lets libraries set themselves up."""
+        """Record a step, after a first one that lets libraries set themselves up."""
         graph, aside, before = torch.cuda.CUDAGraph(), torch.cuda.Stream(), [x.clone() for x in self.changing]
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):
-            self.compute()
+            self.model.hidden(self.token, self)
         torch.cuda.current_stream().wait_stream(aside)
         for x, old in zip(self.changing, before):
             x.copy_(old)
         with torch.cuda.graph(graph):
-            self.output = self.compute()  # (B, D) where each replay leaves its result
+            self.output = self.model.hidden(self.token, self)  # (B, 1, D) where each replay leaves its result
         return graph
 
-    def compute(self) -> Tensor:
-        """The states (B, D) after self.token (B,), whose keys and values then move to the column that comes next."""
-        cache = self.cache
-        states = cache.step_at(self.token, cache.bias.shape[3])  # (B, D)
-        cache.keys.index_copy_(4, self.column, cache.keys[..., -1:])
-        cache.values.index_copy_(3, self.column, cache.values[..., -1:, :])
-        cache.bias.index_fill_(3, self.column, 0.0)
-        self.column += 1
-        return states
-
-    def step(self, token: Tensor) -> Tensor:
-        """As KVCache.step."""
-        self.token[self.rows] = token
+    def hidden(self, tokens: Tensor, _: Any) -> Tensor:
+        """The states (B', 1, D) of new tokens (B', 1)."""
+        self.token[self.rows] = tokens
         if self.graph is None:
-            return self.compute()[self.rows]
+            return self.model.hidden(self.token, self)[self.rows]
         self.graph.replay()
         return self.output[self.rows]
 
     def keep(self, running: Tensor) -> Tensor:
-        """As KVCache.keep. The other rows stay where they are, and are no longer looked at."""
+        """As Cache.keep. The other rows stay where they are, and are no longer looked at."""
         order = running.nonzero()[:, 0]  # (count,)
         self.rows = self.rows[order]
         return order
+
+    # What a model asks of its cache, in fixed shapes: see Cache.
+
+    def turn(self, S: int) -> tuple[Tensor, Tensor]:
+        return self.cache.turn(S)
+
+    def bias(self, S: int) -> Tensor:
+        own = self.cache.next_positions(S)  # (B, 1)
+        self.position.index_copy_(1, self.column, own)
+        return self.cache.mask(own[:, :, None], self.position[:, None])
+
+    def extend(self, layer: int, _: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        keys, values = self.cache.keys[layer], self.cache.values[layer]
+        return keys.index_copy_(2, self.column, k), values.index_copy_(2, self.column, v)
+
+    def advance(self, S: int) -> None:
+        self.cache.length += S  # in place, for the graph
+        self.column += S

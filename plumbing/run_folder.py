@@ -34,6 +34,7 @@ except ImportError:  # Windows, where nothing keeps a second process from writin
     fcntl = None
 
 STATE, LOGS = "state.pt", ("metrics.csv", "samples.txt")
+LAYOUT = 2  # how weights are stored in a state; since 2 with the rows of q, k and v in a checkpoint's order
 SAMPLE_EVERY = 10  # steps between writing whole responses to samples.txt
 # Settings that are not among the flags in a folder's name.
 UNNAMED = {"mitigation", "model", "adapter", "data", "eval_data", "out", "seed", "steps", "device"}
@@ -230,7 +231,7 @@ def save(run: Path, step: int, settings: Settings, hyper_parameters: dict, write
         write_weights(folder)
     if step == settings.steps or settings.state_every and step % settings.state_every == 0:
         write_weights(run / "checkpoint")
-        state = {"step": step, "settings": asdict(settings) | hyper_parameters,
+        state = {"step": step, "layout": LAYOUT, "settings": asdict(settings) | hyper_parameters,
                  "lengths": {name: (run / name).stat().st_size for name in LOGS},
                  "checksums": {name: checksum(run / name) for name in LOGS},
                  "learners": {name: learner.state_dict() for name, learner in learners.items()}}
@@ -244,7 +245,10 @@ def load_state(run: Path) -> dict:
         return {"step": 0, "lengths": dict.fromkeys(LOGS, 0)}
     try:
         state = torch.load(file, map_location="cpu", weights_only=True)
-        check_fields(state, {"step": int, "settings": dict, "lengths": dict, "checksums": dict, "learners": dict}, file)
+        check_fields(state, {"step": int, "layout": int, "settings": dict, "lengths": dict, "checksums": dict,
+                             "learners": dict}, file)
+        if state["layout"] != LAYOUT:
+            raise ValueError
     except Exception:  # a torn, foreign or unsafe file shows itself in many ways
         raise ValueError(f"{file} is broken or was not written by this version of train.py: remove it to resume from "
                          "the start of the run") from None

@@ -62,7 +62,7 @@ def passes(monkeypatch):
     """A list to which every forward pass adds its model and the number of its tokens."""
     found, hidden = [], Qwen2.hidden
     monkeypatch.setattr(Qwen2, "hidden", lambda model, tokens, *others: (
-        found.append((model, len(tokens))), hidden(model, tokens, *others))[1])
+        found.append((model, tokens.numel())), hidden(model, tokens, *others))[1])
     return found
 
 
@@ -137,6 +137,7 @@ def make_batch(lengths, advantages, groups=None, **fields) -> TokenBatch:
         before=({},) * B,
         group=torch.tensor(groups or [0] * B),
         puzzles=(Puzzle((1, 2, 3), 6),) * Q,
+        prompts=([0],) * Q,
         task=countdown_task,
         advantage=torch.tensor(advantages),
         role=torch.zeros(B, T, dtype=torch.int8),

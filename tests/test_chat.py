@@ -14,6 +14,7 @@ from plumbing.tokenizer import Tokenizer
 from rollout import Policy
 from tests.test_tokenizer import CHATML as TURNS
 from tests.test_tokenizer import ENDS, build
+from turns import context, replies
 
 CHATML = TURNS + "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 SYSTEM = "{% set first = messages[0].content if messages[0].role == 'system' else '' %}"
@@ -101,7 +102,7 @@ def ids_of(hf, messages):
 BRIEF, ASKED, SAID, TOLD = user(" Be brief.\n", "system"), user(TEXT), user(THOUGHT, "assistant"), user("5 ", "tool")
 TALKS = {"user": [ASKED], "system": [BRIEF, ASKED], "empty": [user("", "system"), ASKED, SAID, user("?")],
          "long": [BRIEF, ASKED, SAID, ASKED, SAID, ASKED],
-         "tools": [BRIEF, ASKED, SAID, TOLD, user('{"x": [1]}', "tool")],
+         "tools": [BRIEF, ASKED, SAID, TOLD, user('{"x": ["é"]}', "tool")],
          "continued": [BRIEF, ASKED, SAID, ASKED, user(" 2 + ", "assistant")]}
 REFUSED = {("rounds", "user"): "System first", ("mistral", "tools"): "Only user and assistant",
            ("gemma", "tools"): "Roles must alternate"}  # a line break in it is a space in ours
@@ -131,7 +132,7 @@ def test_replies_are_what_transformers_writes_behind_a_turn(name, folders):
     policy = Policy(None, ours, SimpleNamespace(prompt=lambda puzzle, chat: [BRIEF, ASKED],
                                                 reply=lambda turns, puzzle, chat: told[len(turns) - 1]))
     tokens = [token for turn in turns for token in ours.encode(turn) + stop]
-    whole, (first, last) = policy.context("p", tokens), policy.replies("p", tokens).values()
+    whole, (first, last) = context(policy, "p", tokens), replies(policy, "p", tokens).values()
     talk = [BRIEF, ASKED, user("5", "assistant"), *told[0], user("x = 5", "assistant"), *told[1]]
     assert ids_of(hf, talk[: -len(told[1]) - 1])[-len(first) - 1 :] == stop + first
     assert ids_of(hf, talk)[-len(last) - 1 :] == stop + last
@@ -186,7 +187,7 @@ def test_a_policy_whose_task_returns_messages(tmp_path):
                                  reply=lambda turns, puzzle, chat, make=make: make(turns[-1], "\n"))
                  for make in made.values()]
         tokens = ours.encode("b") + ours.end_tokens[:1] + ours.encode("c") + ours.end_tokens[:1]
-        found = [Policy(None, ours, task).context("p", tokens) for task in tasks]
+        found = [context(Policy(None, ours, task), "p", tokens) for task in tasks]
         assert found[0] == found[1]
 
 

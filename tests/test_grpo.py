@@ -11,7 +11,7 @@ import torch
 
 import grpo
 import methods  # noqa: F401  completes LOSS_NORMS
-import sampler
+import qwen2_model
 from plumbing.optimizer import Optimizer
 from qwen2_model import Qwen2, parse_config
 from rollout import Policy
@@ -180,9 +180,9 @@ PROMPTS = [[5, 1, 8, 2, 2, 9, 4], [7], [3, 12, 6], [1, 1]]  # of unequal length
 LENGTHS, GROUPS = [5, 1, 3, 4, 2, 2, 1, 1, 6, 3, 3, 5], [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
 
 
-def tiny(architecture="qwen2", tied=True):
+def tiny(architecture="qwen2", tied=True, seed=0):
     """A two-layer model of 19 tokens (its embedding has 23 rows) whose every weight, norms too, is random and large."""
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     sizes = dict(hidden_size=16, intermediate_size=20, num_hidden_layers=2, num_attention_heads=4, head_dim=6)
     model = Qwen2(parse_config({"model_type": architecture, "vocab_size": 23, "num_key_value_heads": 2,
                                "tie_word_embeddings": tied, **sizes}))
@@ -213,7 +213,7 @@ def take_update(model, batch, credit, **options):
     """Update by plain SGD with rate 1."""
     optimizer = Optimizer(model, 1.0)
     optimizer.adamw = torch.optim.SGD(optimizer.master.values(), 1.0)
-    batch.ask.prompts = PROMPTS
+    batch.prompts = PROMPTS
     return grpo.update(Policy(model, None, None), optimizer, batch, credit, Settings(max_new_tokens=9, **options))
 
 
@@ -231,7 +231,7 @@ def test_two_updates_equal_plain_autograd(architecture, tied, checkpointed, temp
     for p in reference.parameters():
         p.data += 0.02 * torch.randn_like(p)
     batch.ask.reference_logprob = plainly(reference, batch)
-    batch.role = (torch.arange(12)[:, None] + torch.arange(batch.mask.shape[1])) // 2 % 2
+    batch.role = batch.tokens % 2
     used = batch.mask & ((credit != 0).any(1, keepdim=True) | (kl > 0))  # (B, T)
     prompts_read = [g for g, row in zip(GROUPS, used) if row.any()]  # with --micro_batch 1, for each response
     prompts_read = prompts_read if micro_batch == 1 else set(prompts_read)
@@ -249,7 +249,7 @@ def test_two_updates_equal_plain_autograd(architecture, tied, checkpointed, temp
             p.data -= p.grad
     assert min(norms) > 0.05
     ours.checkpoint_activations = checkpointed
-    monkeypatch.setattr(sampler, "PROBABILITIES_KEPT", (micro_batch != 3) * sampler.PROBABILITIES_KEPT)  # 0: none
+    monkeypatch.setattr(qwen2_model, "PROBABILITIES_KEPT", (micro_batch != 3) * 2**25)  # 0: none
     row = take_update(ours, batch, credit, kl=kl, kl_gradient="unbiased" if unbiased else "k3", clip_low=0.1,
                       clip_high=0.3, updates_per_batch=2, max_grad_norm=0.05, micro_batch=micro_batch,
                       loss_norm="sequence")
@@ -277,8 +277,9 @@ def test_an_update_reads_each_prompt_once_and_no_row_without_credit(passes, exac
     batch, credit = step_by_hand(model)
     passes.clear()
     take_update(model, batch, credit, updates_per_batch=2, micro_batch=3)
-    # Rows 0 to 2, 6 and 7, 9 to 11 have credit. Of a response all tokens but the last are read.
-    assert passes == [(model, 7 + 4 + 0 + 2), (model, 3), (model, 2 + 2 + 2 + 4)] * 2
+    # Rows 0 to 2, 6 and 7, 9 to 11 have credit. A row begins with its prompt's last token, and like ones go together.
+    read = [6, 5, 3, 1] + [2, 1 + 1] + [1, 5, 3 + 3]
+    assert passes == [(model, tokens) for tokens in read] * 2
 
 
 def test_old_log_probs_of_the_first_update_make_its_ratio_1(exact):

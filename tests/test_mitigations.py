@@ -169,7 +169,7 @@ def written():
         attention=torch.rand(B, T, T).tril(-1) * mask[:, None] * mask[:, :, None], hidden=torch.randn(B, T, 5),
         importance=torch.randn(B, T).masked_fill(~mask, -math.inf).softmax(1),
         logprob_without=lambda rows, hide: -random_numbers[0][rows] * hide.sum(1, keepdim=True),
-        rollout_values=lambda counts, other=False: random_numbers[1] * (counts > 0),
+        rollout_values=lambda counts, k=1, other=False: random_numbers[1] * (counts > 0),
     )
 
 
@@ -319,7 +319,7 @@ def test_credit_is_exactly_0_where_one_response_alone_is_better(reward, G):
     """Guards against rounding as credit: after the better one has ended, in all others, and before its last cut."""
     batch = make_batch([7] + [10] * G, [0.0] * (G + 1), reward=torch.tensor([reward + 1] + [reward] * G),
                        logit_grad=torch.rand(G + 1, 10),
-                       rollout_values=lambda counts, other=False: reward * (counts > 0))
+                       rollout_values=lambda counts, k=1, other=False: reward * (counts > 0))
     assert not optimal_baseline(batch)[:, 7:].any()
     assert not oracle(batch)[1:].any()
     credit = vineppo(batch, cuts="uncertain")  # all are, so the cut is at token 5
@@ -514,8 +514,8 @@ def test_causal_ablation_by_hand():
 
 def rollouts_from(values, calls):
     """rollout_values that come from a table (B, T), and the places and numbers that were asked for."""
-    def rollout_values(counts):
-        calls.append({tuple(place): counts[tuple(place)].item() for place in counts.nonzero().tolist()})
+    def rollout_values(counts, k):
+        calls.append({tuple(place): k * counts[tuple(place)].item() for place in counts.nonzero().tolist()})
         return values * (counts > 0)
     return rollout_values
 
@@ -532,16 +532,13 @@ def test_vineppo_by_hand():
 
 
 def test_vineppo_cuts_before_every_fifth_uncertain_token():
-    """Guards against a cut at the fifth instead of before the sixth, p for log p, and a mask that loses the total."""
+    """Guards against a cut at the fifth instead of before the sixth, and p for log p."""
     p = grid([[0.95] + [0.5, 0.91] * 6, [0.8] * 4 + [0.99] * 3], padding=1.0)  # cutpoints 1, 3, 5, 7, 9, 11 and 0 to 3
     calls, before, after = [], 0.6 - 0.2, 1 - 0.6  # the cut at token 11, where the value is 0.6
     batch = make_batch([13, 7], [9.0] * 2, logprob=p.log(), reward=torch.tensor([1.0, 0.2]),
                        rollout_values=rollouts_from(torch.full((2, 13), 0.6), calls))
     check(vineppo(batch, cuts="uncertain"), [[before] * 11 + [after] * 2, [0.2 - 1] * 7])
-    # mask: tokens over cutpoints are 20 / 10
-    check(vineppo(batch, cuts="uncertain", cutpoints_only=True), [[0, 2 * before] * 5 + [0, 2 * after, 0],
-                                                        [2 * (0.2 - 1)] * 4 + [0] * 3])
-    assert calls == [{(0, 11): 3}] * 2
+    assert calls == [{(0, 11): 3}]
 
 
 def test_dpo_is_the_gradient_of_its_loss():

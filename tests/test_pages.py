@@ -238,11 +238,12 @@ CALL = r"""
 from plumbing.task_file import load_task
 from rollout import Policy
 from plumbing.tokenizer import Tokenizer
+from turns import context
 task, tokenizer = load_task("tool"), Tokenizer("models/chat")
 policy, puzzle = Policy(None, tokenizer, task), task.Puzzle("12 * 34 + 5")
 turns = ["calc 12 * 34", " calc 408 + 5", "413"]
 tokens = [x for turn in turns for x in tokenizer.encode(turn) + tokenizer.end_tokens[:1]]
-text = "".join(tokenizer.library.id_to_token(x) or "" for x in policy.context(puzzle, tokens[:-1]))
+text = "".join(tokenizer.library.id_to_token(x) or "" for x in context(policy, puzzle, tokens[:-1]))
 print(text.replace("\u0120", " ").replace("\u010a", "\n"))
 print(task.grade("", puzzle, turns), *(task.reply(said, puzzle, True) for said in (["calc 1 / 2"], ["calc 1 + 2"] * 4)))
 """

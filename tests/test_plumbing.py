@@ -33,8 +33,8 @@ ROOT = Path(train.__file__).parent
 
 # The arrows of the house, from the top down: a file imports what stands below it. analyze.py imports no part of
 # training, and no file imports a task, which train.py finds by its name.
-LAYERS = ("train", "methods", "grpo", "mitigations", "rollout", "sampler", "lora", "qwen2_model", "plumbing",
-          "settings", "tasks")
+LAYERS = ("train", "methods", "grpo", "mitigations", "queries", "rollout", "turns", "sampler", "lora", "qwen2_model",
+          "plumbing", "settings", "tasks")
 
 
 def imports(file):
@@ -66,7 +66,7 @@ def test_training_does_not_load_what_draws():
 
 def test_the_book_does_not_know_its_task():
     """The default of --task, the bundled model's folder and examples in docstrings are all that name Countdown."""
-    files = [ROOT / f"{name}.py" for name in ("train", "rollout", "grpo", "sampler", "mitigations")]
+    files = [ROOT / f"{name}.py" for name in ("train", "rollout", "turns", "queries", "grpo", "sampler", "mitigations")]
     for file in [*files, *ROOT.glob("plumbing/*.py")]:
         code = re.sub(r'""".*?"""|#[^\n]*', "", file.read_text(), flags=re.S)
         assert not re.search("countdown", re.sub(r'"countdown(-tiny)?"', "", code), re.I), file
@@ -394,7 +394,7 @@ def edit(**fields):
 STATES = {
     "with code in it": edit(x=Path("a")),  # which is no tensor: only a pickle that runs code could make it
     "half": lambda file: file.write_bytes(file.read_bytes()[:300]),
-    "of an older version": lambda file: torch.save({"step": 4, "learners": {}}, file),
+    "of an older version": edit(layout=1),
     "of another model": edit(learners={"other": {}}),
     "of another size": edit(learners={"counter": {"steps": torch.ones(3)}}),
     "a log that is gone": lambda file: (file.parent / "samples.txt").unlink(),

@@ -26,6 +26,7 @@ from methods import MITIGATIONS
 from plumbing import processes
 from plumbing.optimizer import Optimizer
 from plumbing.runs import read_metrics
+from queries import Queries
 from qwen2_model import load_model
 from settings import Settings
 
@@ -59,6 +60,7 @@ def one_step(name: str) -> dict[str, torch.Tensor]:
         heads["critic"].value.outer.weight.copy_(torch.linspace(-1, 1, 128))
     optimizer, puzzles = Optimizer(policy.model, lr=0.0), countdown_task.load("train", 20)[: s.questions]
     batch = rollout.rollout(policy, puzzles, s, 1)
+    batch.ask = Queries(policy, batch, s, 1)
     batch.advantage = grpo.compare(batch)
     credit = train.assign_credit(batch, partial(MITIGATIONS[s.mitigation], **hyper_parameters), s)
     for head in heads.values():

@@ -16,7 +16,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 import qwen2_model
-from qwen2_model import attention, attention_on_gpu, load_model, parse_config, save_model, scaled, split, token_logprobs
+from qwen2_model import (attention, attention_on_gpu, load_model, parse_config, save_model, scaled, to_checkpoint,
+                         token_logprobs)
 from sampler import describe
 from tests.random_checkpoints import FAMILIES, HF, V, assert_close, assert_same_logits, both, random_tokens
 
@@ -41,7 +42,7 @@ def test_logits_and_gradients_equal_transformers(family, tied, checkpointed, opt
     for logits in (model(random_tokens(5, 12)), hf(random_tokens(5, 12)).logits):
         logits.log_softmax(-1).square().mean().backward()
     assert len(runs) == 2 + checkpointed
-    ours = split({name: p.grad for name, p in model.named_parameters()}, model.config)
+    ours = to_checkpoint({name: p.grad for name, p in model.named_parameters()}, model.config)
     theirs = {name: p.grad for name, p in hf.named_parameters()}
     assert ours.keys() == theirs.keys()
     for name, gradient in ours.items():
@@ -58,7 +59,7 @@ def test_a_key_means_what_it_means_to_transformers_also_when_it_is_absent(family
                   num_attention_heads=64, **optional)
     hf, ours = HF[family][0].from_dict(source), parse_config(source)
     assert ours.head_dim == (getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads)
-    assert ours.rope_theta == hf.rope_parameters["rope_theta"]
+    assert ours.rope == hf.rope_parameters
     for name in ("rms_norm_eps", "tie_word_embeddings", "num_key_value_heads", "max_position_embeddings"):
         assert getattr(ours, name) == getattr(hf, name), name
     assert parse_config(source | {"num_key_value_heads": None}).num_key_value_heads == 64  # one for each head
@@ -66,16 +67,17 @@ def test_a_key_means_what_it_means_to_transformers_also_when_it_is_absent(family
     for spelling in ({"rope_theta": 50.0, "rope_scaling": None},
                      {"rope_theta": 50.0, "rope_scaling": {"type": "default"}},  # both as transformers 4 writes them
                      {"rope_parameters": {"rope_theta": 50.0, "rope_type": "default"}}):  # transformers 5
-        assert parse_config(source | spelling).rope_theta == 50
+        assert parse_config(source | spelling).rope == {"rope_theta": 50.0, "rope_type": "default"}
 
 
 GOOD = dict(model_type="qwen2", vocab_size=V, hidden_size=64, intermediate_size=40, num_hidden_layers=2,
             num_attention_heads=8, num_key_value_heads=2)
 BAD = {"vocab_size": [None, 0, 2.0, True, 2**40], "hidden_size": ["wide"], "num_attention_heads": [0, "8", 5],
        "num_key_value_heads": [0, 3], "head_dim": [7], "rms_norm_eps": [0, math.nan], "rope_theta": [10**400],
-       "tie_word_embeddings": ["no"], "rope_scaling": [{"type": "yarn"}], "layer_types": [5, ["sliding_attention"]],
+       "tie_word_embeddings": ["no"], "rope_scaling": [{"type": "yarn"}, {"type": "llama3", "factor": 8.0}], "layer_types": [5, ["sliding_attention"]],
        "rope_parameters": [{"rope_theta": "x"}, {"rope_type": "yarn", "rope_theta": 1e6}, {"factor": 4.0},
-                           {"partial_rotary_factor": 0.5}, {"full": {"rope_theta": 1.0}}, 5],
+                           {"partial_rotary_factor": 0.5}, {"full": {"rope_theta": 1.0}}, 5, {"rope_type": "llama3"},
+                           {"rope_type": ["llama3"]}, {"rope_theta": -1.0}],
        "model_type": ["qwen2_moe", ["qwen2"]], "hidden_act": ["gelu"], "use_sliding_window": [True], "mlp_bias": [True],
        "pretraining_tp": [2], "quantization_config": [{"quant_method": "fp8"}]}
 CONTRADICTIONS = [({"model_type": "qwen3", "attention_bias": True}, "attention_bias"),
@@ -84,7 +86,7 @@ CONTRADICTIONS = [({"model_type": "qwen3", "attention_bias": True}, "attention_b
 
 
 @pytest.mark.parametrize("changes, said", CONTRADICTIONS + [
-    ({name: value}, "rope_|rotary" if name.startswith("rope_") else name) for name in BAD for value in BAD[name]])
+    ({name: value}, "rope_|rotary|_freq_factor|has no factor" if name.startswith("rope_") else name) for name in BAD for value in BAD[name]])
 def test_a_value_that_cannot_be_is_refused_in_one_sentence(changes, said):
     """Guards against a traceback from deep in the model, "no" taken for true, biases that are lost, and two thetas, of
     which each version of transformers would read its own."""
@@ -94,10 +96,14 @@ def test_a_value_that_cannot_be_is_refused_in_one_sentence(changes, said):
     assert "\n" not in str(error.value) and len(str(error.value)) < 200
 
 
+def read_config(folder: Path) -> dict:
+    """A parsed config.json."""
+    return json.loads((folder / "config.json").read_text())
+
+
 def edit_config(folder: Path, **changes) -> None:
     """Set keys of config.json."""
-    file = folder / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    (folder / "config.json").write_text(json.dumps(read_config(folder) | changes))
 
 
 def edit_tensors(folder: Path, change: Callable[[dict[str, Tensor]], object]) -> None:
@@ -129,10 +135,10 @@ def test_transformers_reads_what_we_save(family, tied, dtype, tmp_path):
     assert type(hf) is HF[family][1]
     assert not any(report[problem] for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     assert hf.config.architectures == [HF[family][1].__name__]
-    saved = json.loads((folder / "config.json").read_text())
+    saved = read_config(folder)
     assert saved["rope_theta"] == saved["rope_parameters"]["rope_theta"] == hf.config.rope_parameters["rope_theta"]
     assert [saved["dtype"], saved["torch_dtype"]] == [str(dtype).removeprefix("torch.")] * 2
-    theirs, ours = dict(hf.named_parameters()), split(dict(model.named_parameters()), model.config)
+    theirs, ours = dict(hf.named_parameters()), to_checkpoint(dict(model.named_parameters()), model.config)
     assert theirs.keys() == ours.keys()
     for name, p in ours.items():
         assert theirs[name].dtype == p.dtype == dtype and torch.equal(theirs[name], p), name
@@ -195,9 +201,8 @@ def test_logit_grad_is_the_norm_of_the_gradient():
 
 @TIED
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-@pytest.mark.parametrize("bytes_kept, at_once, kept", [
-    (0, 1, []), (2 * 17 * 8, 17, []), (2**29, 1, [(11, 17)]), (2**29, 5 * 17, [(11, 17)])])
-def test_token_logprobs_are_autograds(tied, temperature, bytes_kept, at_once, kept, tmp_path, monkeypatch):
+@pytest.mark.parametrize("bytes_kept, kept", [(0, 0), (2 * 17 * 8, 0), (2**29, 1)])
+def test_token_logprobs_are_autograds(tied, temperature, bytes_kept, kept, tmp_path, monkeypatch):
     """Guards against a piece lost or taken twice, rows that stand for no token, a gradient that misses a factor or that
     a frozen matrix gets, and logits that are kept, or kept twice."""
     both("qwen2", tmp_path, tie_word_embeddings=tied)
@@ -210,10 +215,9 @@ def test_token_logprobs_are_autograds(tied, temperature, bytes_kept, at_once, ke
 
     saved = []
     monkeypatch.setattr(qwen2_model, "LOGITS_KEPT", bytes_kept)
-    monkeypatch.setattr(qwen2_model, "LOGITS_AT_ONCE", at_once)
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: (saved.append(tuple(x.shape)), x)[1], lambda x: x):
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: (saved.append(x), x)[1], lambda x: x):
         got = token_logprobs(model, hidden, tokens)
-    assert [shape for shape in saved if shape[-1:] == (17,)] == kept
+    assert len({x.data_ptr() for x in saved if x.shape == (11, 17)}) == kept
     assert_close(got, expected, 1e-12)
     ours, theirs = (torch.autograd.grad((x * weight).sum(), (hidden, model.output_weight)) for x in (got, expected))
     for gradient, reference in zip(ours, theirs):
@@ -224,17 +228,49 @@ def test_token_logprobs_are_autograds(tied, temperature, bytes_kept, at_once, ke
     assert_close(gradient, theirs[0], 1e-12)
 
 
-def test_attention_is_torchs_own():
-    """Guards against key heads that go to other query heads than theirs, on a GPU, too, and a lost scale or bias."""
+@pytest.mark.parametrize("at_once, kept", [(2**24, 2**25), (6 * 5 * 8, 2**25), (1, 2**25), (2**24, 1), (1, 1)])
+def test_attention_is_torchs_own(at_once, kept, monkeypatch):
+    """Guards against key heads that go to other query heads than theirs, on a GPU, too, a lost scale or bias, and rows
+    that are lost where they are computed in pieces, or again."""
+    monkeypatch.setattr(qwen2_model, "SCORES_AT_ONCE", at_once)
+    monkeypatch.setattr(qwen2_model, "PROBABILITIES_KEPT", kept)
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(*shape, 4, dtype=torch.float64, generator=generator, requires_grad=True)
-               for shape in ((3, 2, 3, 5), (3, 2, 8), (3, 2, 8)))
-    bias = torch.zeros(3, 5, 8, dtype=torch.float64)
-    bias[1, :, 2:5] = float("-inf")
-    upstream = torch.randn(3, 2, 3, 5, 4, dtype=torch.float64, generator=generator)
-    usual = F.scaled_dot_product_attention(q.flatten(1, 2), k, v, attn_mask=bias[:, None], enable_gqa=True).view_as(q)
+               for shape in ((3, 6, 5), (3, 2, 8), (3, 2, 8)))
+    bias = torch.zeros(3, 1, 5, 8, dtype=torch.float64)
+    bias[1, :, :, 2:5] = float("-inf")
+    upstream = torch.randn(3, 6, 5, 4, dtype=torch.float64, generator=generator)
+    usual = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, enable_gqa=True)
     expected = torch.autograd.grad(usual, (q, k, v), upstream)
     for function in (attention, attention_on_gpu):
-        found = function(q, k, v, bias)
+        saved = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: (saved.append(x), x)[1], lambda x: x):
+            found = function(q, k, v, bias)
+        probabilities = [x for x in saved if x.shape[-1] == 8 and x.numel() >= 6 * 5 * 8]
+        assert function is attention_on_gpu or bool(probabilities) == (kept > 1)
         torch.testing.assert_close(found, usual)
         torch.testing.assert_close(torch.autograd.grad(found, (q, k, v), upstream), expected)
+
+
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 32}
+
+
+@pytest.mark.parametrize("family, version", [("llama", 4), ("llama", 5), ("qwen3", 5)])
+def test_llama_3s_rope_is_that_of_transformers(family, version, tmp_path):
+    """Guards against a frequency that is scaled too much or not at all, and a checkpoint that loses the scaling. Of the
+    8 pairs of a head some keep their frequency, some have an eighth of it, and some lie between."""
+    hf, _ = both(family, tmp_path, head_dim=16, rope_parameters=LLAMA3)
+    if version == 4:
+        numbers = {name: x for name, x in LLAMA3.items() if name != "rope_theta"}
+        edit_config(tmp_path, rope_parameters=None, rope_scaling=numbers, rope_theta=500.0)
+    model, plain = load_model(tmp_path), 500.0 ** -(torch.arange(8) / 8)
+    share = qwen2_model.rope_frequencies(model.config) / plain
+    torch.testing.assert_close(share.unique()[[0, -1]], torch.tensor([0.125, 1.0]))
+    assert 4 <= len(share.unique()) < 8
+    assert_same_logits(hf, model, random_tokens(3, 200))
+    save_model(model, tmp_path / "again")
+    assert_same_logits(hf, load_model(tmp_path / "again"), random_tokens(3, 200))
+    again, saved = AutoModelForCausalLM.from_pretrained(tmp_path / "again"), read_config(tmp_path / "again")
+    assert_same_logits(again, model, random_tokens(3, 200))
+    assert saved["rope_parameters"] == LLAMA3 == saved["rope_scaling"] | {"rope_theta": saved["rope_theta"]}

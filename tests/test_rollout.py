@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import countdown_task
+import queries
 import rollout
 from countdown_task import Puzzle, format_reward, roles
 from grpo import compare
@@ -19,7 +20,7 @@ from methods.oracle import oracle
 from mitigations import vineppo
 from plumbing.task_file import check_grade
 from rollout import Policy, coin_toss, draw_uniforms, generate_and_grade
-from sampler import generate, response_attention, response_logprobs, response_states
+from sampler import generate, part_logprobs, part_states, read_responses
 from tasks.text import fingerprint
 from tests.plain import exact_moments
 from tests.random_checkpoints import assert_close
@@ -32,7 +33,9 @@ PUZZLES = [Puzzle((4, 3, 5), 8), Puzzle((12, 7, 20, 1), 40), Puzzle((6, 2), 8)] 
 def step_batch(policy, puzzles=3, responses=4, length=60, **options):
     """A real batch, of the first puzzles."""
     s = Settings(answers=responses, max_new_tokens=length, **options)
-    return rollout.rollout(policy, PUZZLES[:puzzles], s, 1)
+    batch = rollout.rollout(policy, PUZZLES[:puzzles], s, 1)
+    batch.ask = queries.Queries(policy, batch, s, 1)
+    return batch
 
 
 def graded_by_hash(text, puzzle):
@@ -119,9 +122,10 @@ def test_broken_weights_are_one_sentence(policy, monkeypatch):
 
 @torch.no_grad()
 def alone(reader, model, policy, batch, i, *further):
-    """What a function of sampler.py reads from the model about response i, in a batch of its own."""
+    """What a reader of sampler.py or queries.py finds about response i, in a batch of its own."""
     prompts = [policy.prompt(PUZZLES[batch.group[i]])]
-    return reader(model, prompts, torch.tensor([0]), batch.tokens[[i]], batch.mask[[i]], *further)[0]
+    return read_responses(reader, model, prompts, torch.tensor([0]), batch.tokens[[i]], batch.mask[[i]],
+                          per_row=further)[0]
 
 
 def test_queries_read_each_response_as_if_it_were_alone(policy, random_model):
@@ -134,11 +138,13 @@ def test_queries_read_each_response_as_if_it_were_alone(policy, random_model):
     without = batch.ask.logprob_without(rows, hide)
     for i in range(12):
         L = batch.mask[i].sum()
-        assert_close(batch.ask.hidden[i, :L], alone(response_states, model, policy, batch, i)[:L], 1e-4)
-        assert_close(batch.ask.attention[i, :L], alone(response_attention, model, policy, batch, i)[:L], 1e-4)
-        assert_close(batch.ask.reference_logprob[i], alone(response_logprobs, start_model, policy, batch, i), 1e-4)
+        assert_close(batch.ask.hidden[i, :L], alone(part_states, model, policy, batch, i)[:L], 1e-4)
+        paid = alone(queries.attention_paid, model, policy, batch, i, batch.mask[[i]])  # (T, T)
+        assert_close(batch.ask.attention[i, :L], paid[:L], 1e-4)
+        assert_close(batch.ask.reference_logprob[i], alone(part_logprobs, start_model, policy, batch, i), 1e-4)
     for n, i in enumerate(rows.tolist()):
-        assert_close(without[n], alone(response_logprobs, model, policy, batch, i, hide[[n]]), 1e-4)
+        expected = alone(queries.logprobs_without, model, policy, batch, i, hide[[n]], batch.mask[[i]])  # (T,)
+        assert_close(without[n], expected, 1e-4)
     assert batch.ask.logprob_without(rows[:0], hide[:0]).shape == hide[:0].shape
     for found in (batch.ask.hidden, batch.ask.attention, batch.ask.reference_logprob, without):
         assert not found.requires_grad
@@ -151,17 +157,17 @@ def test_the_model_runs_once_only_when_asked_and_is_counted(policy, random_model
     policy = policy._replace(reference=random_model, heads={"critic": critic})
     batch, prompts = step_batch(policy, 2, 3, 8, micro_batch=4), sum(len(policy.prompt(p)) for p in PUZZLES[:2])
     ask, responses = batch.ask, batch.mask.sum().item()
-    assert passes[0] == (model, prompts) and all(tokens <= 6 for _, tokens in passes[1:])  # by the sampler
-    once = lambda of: [(of, len(prompt) + group.sum().item())  # two groups, since both together are more than 4
-                       for prompt, group in zip(ask.prompts, batch.mask[:, 1:].split(3))]
-    questions = {"attention": once(model), "critic": once(model), "hidden": [],
-                 "reference_logprob": once(random_model)}
+    assert passes[0] == (model, 2 * (max(map(len, batch.prompts)) - 1))  # by the sampler, all but the last tokens
+    assert all(tokens <= 6 for _, tokens in passes[1:])
+    questions = {"attention": {model}, "critic": {model}, "hidden": set(), "reference_logprob": {random_model}}
+    needed = prompts - 2 + responses  # the last tokens of prompts belong to the responses, of which none is read
     for name, expected in questions.items():
         passes.clear()
         answer = lambda: ask.head(name) if name == "critic" else getattr(ask, name)
         again = answer().zero_()  # a copy: what was written into it, nobody else reads
         assert answer().any() or name == "critic"  # which says 0 before it has learned
-        assert answer() is not again and passes == expected
+        assert answer() is not again and {model for model, _ in passes} == expected
+        assert not expected or needed <= sum(tokens for _, tokens in passes) < 4 / 3 * needed  # with padding
     batch.reward = torch.ones(6)
     critic.learn(batch)
     assert all(p.grad is None and p.requires_grad for p in model.parameters())
@@ -170,7 +176,7 @@ def test_the_model_runs_once_only_when_asked_and_is_counted(policy, random_model
     assert (ask.tokens_sampled, ask.tokens_read) == (responses, read)
     cuts = torch.zeros_like(batch.mask)
     cuts[0, 2] = cuts[5, 1] = True
-    ask.rollout_values(2 * cuts)
+    ask.rollout_values(cuts, 2)
     assert ask.tokens_read == read + prompts + 2 + 1  # each prefix once for its two continuations
     assert responses + 4 <= ask.tokens_sampled <= responses + 2 * 6 + 2 * 7
 
@@ -192,9 +198,9 @@ def test_rollouts_do_not_depend_on_how_many_are_sampled_together(hashed, monkeyp
     results, calls, generate = [], [], rollout.generate
     monkeypatch.setattr(rollout, "generate", lambda *arguments: (calls.append(1), generate(*arguments))[1])
     for rows, chunks in ((768, 1), (9, 3), (2, 7)):  # seven cuts, three continuations each; at least one cut at a time
-        monkeypatch.setattr(rollout, "ROWS_AT_ONCE", rows)
+        monkeypatch.setattr(queries, "ROWS_AT_ONCE", rows)
         calls.clear()
-        results.append(batch.ask.rollout_values(3 * cuts))
+        results.append(batch.ask.rollout_values(cuts, 3))
         assert len(calls) == chunks
         assert torch.equal(results[0], results[-1])
     assert not batch.ask.rollout_values(torch.zeros_like(cuts)).any()
@@ -205,7 +211,7 @@ def test_a_coin_grades_responses_and_continuations(policy):
     batch = step_batch(policy, 3, 8, 30, reward="random")
     assert set(batch.reward.tolist()) == {0, 1} and torch.equal(batch.reward, batch.success)
     assert batch.format.tolist() == pytest.approx([format_reward(text) for text in batch.text])
-    heads = set((4 * batch.ask.rollout_values(4 * (batch.mask.cumsum(1) == 3))).unique().tolist())  # of four coins
+    heads = set((4 * batch.ask.rollout_values(batch.mask.cumsum(1) == 3, 4)).unique().tolist())  # of four coins
     assert {1, 2, 3} <= heads <= {0, 1, 2, 3, 4}
 
     def tosses(seeds, steps, n):
@@ -223,7 +229,7 @@ def test_where_all_rewards_are_equal_measured_credit_is_exactly_0(responses, rew
     grade = lambda text, puzzle: {"reward": reward, "answer": 0.0, "format": 1.0}
     constant = policy._replace(task=SimpleNamespace(**vars(countdown_task) | {"grade": grade}))
     batch = step_batch(constant, 1, responses, 20)
-    assert batch.ask.rollout_values(3 * batch.mask).any()
+    assert batch.ask.rollout_values(batch.mask, 3).any()
     for credit in (vineppo(batch), vineppo(batch, 5, "uncertain"), oracle(batch, 6), oracle(batch, 6, mix=1.0)):
         assert not credit.any()
 
@@ -244,7 +250,8 @@ def test_rollouts_and_the_oracle_converge_to_the_exact_values():
     batches = (rollout.rollout(policy, puzzles, Settings(answers=2, max_new_tokens=3, seed=i), 1)
                for i in itertools.count())
     batch = next(batch for batch in batches if batch.tokens.shape[1] == 2)
-    value = batch.ask.rollout_values(k * batch.mask)  # (B, T)
+    batch.ask = queries.Queries(policy, batch, Settings(answers=2, max_new_tokens=3), 1)
+    value = batch.ask.rollout_values(batch.mask, k)  # (B, T)
     a_star, uniform = oracle(batch, k), oracle(batch, k, mix=1.0)  # (B, T) each
     torch.testing.assert_close(oracle(batch, k, mix=0.25), 0.75 * a_star + 0.25 * uniform)
 

@@ -1,9 +1,13 @@
-"""Tests of sampler.py: the caches, sampling, and reading responses again.
+"""Tests of sampler.py and the readers of queries.py: the cache, sampling, and reading responses again.
 
 The oracle is transformers, without cache, padding or batch. (tests/test_grpo.py has gradients through the caches.)
 """
+import inspect
 import itertools
 import math
+import re
+import textwrap
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,11 +19,11 @@ from torch import Tensor
 
 import qwen2_model
 import sampler
-from plumbing.replay import Replayed
-from qwen2_model import Qwen2, load_model
-from sampler import (KVCache, distinct_texts, draw, generate, response_attention, response_logprobs, response_states,
-                     whole_groups)
-from tests.random_checkpoints import FAMILIES, assert_close, both
+from queries import attention_paid, logprobs_without
+from qwen2_model import Cache, Qwen2, load_model
+from sampler import (distinct_texts, draw, generate, of_like_length, part_states, read_responses,
+                     response_logprobs, whole_groups)
+from tests.random_checkpoints import FAMILIES, HF, assert_close, both
 
 REAL = 19  # tokens that exist; V - REAL rows of the embedding stand for none
 PROMPTS = [[5, 1, 8, 2, 2, 9, 4], [5], [18, 1, 1], [18, 1, 1, 15, 2]]  # two begin another
@@ -90,9 +94,9 @@ def naive_sample(hf: torch.nn.Module, prompt: list[int], row: list[float], exclu
 def way(request, monkeypatch):
     """How `generate` works: as on a CPU; drawing one row at a time; as on a GPU, without a graph."""
     if request.param == "row by row":
-        monkeypatch.setattr(qwen2_model, "LOGITS_AT_ONCE", 1)
+        monkeypatch.setattr(sampler, "LOGITS_AT_ONCE", 1)
     if request.param == "replayed":
-        monkeypatch.setattr(sampler, "KVCache", lambda *arguments: Replayed(KVCache(*arguments)))
+        monkeypatch.setattr(sampler, "REPLAYED_ON", {"cpu"})
 
 
 @FAMILIES
@@ -161,15 +165,23 @@ def test_a_chunk_has_as_many_whole_groups_as_fit(size, chunks):
     assert whole_groups(torch.tensor([], dtype=torch.long), size) == []
 
 
+@given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=20))
+def test_rows_of_like_length_are_all_rows_with_little_padding(lengths):
+    """Guards against a row that is lost or read twice, and padding of more than a third."""
+    groups = of_like_length(torch.tensor(lengths))
+    assert sorted(torch.cat(groups).tolist()) == [*range(len(lengths))]
+    assert all(min(own) >= 0.75 * max(own) for own in ([lengths[i] for i in group] for group in groups))
+
+
 @torch.no_grad()
 @FAMILIES
 @pytest.mark.parametrize("options", [{}, {"num_key_value_heads": 6}, {"num_key_value_heads": 1},
                                      {"num_hidden_layers": 1, "head_dim": 16}], ids=str)
-@pytest.mark.parametrize("rows", [1, 3, 32])
-def test_states_attention_and_hidden_tokens_equal_transformers(family, options, rows, tmp_path, monkeypatch):
+@pytest.mark.parametrize("like", [0.1, 0.75, 0.99])
+def test_states_attention_and_hidden_tokens_equal_transformers(family, options, like, tmp_path, monkeypatch):
     """Guards against another layer, scale or column, padding that is seen, hidden tokens that shift the others, and
-    rows that a block of attention leaves out."""
-    monkeypatch.setattr(sampler, "ROWS_IN_BLOCK", rows)
+    rows that get what belongs to others of their length, or are left out."""
+    monkeypatch.setattr(sampler, "LIKE", like)
     hf, model = random_model(family, tmp_path, **options)
     hf.set_attn_implementation("eager")
     mask, puzzle = torch.arange(8) < torch.tensor([6, 1, 5, 6])[:, None], torch.tensor([2, 1, 3, 2])  # (B, T), (B,)
@@ -177,9 +189,9 @@ def test_states_attention_and_hidden_tokens_equal_transformers(family, options, 
     hide = torch.rand(mask.shape, generator=torch.Generator().manual_seed(1)) < 0.4
     hide[0, 0] = True
     asked = (model, PROMPTS, puzzle, tokens, mask)
-    attention = response_attention(*asked)  # (B, T, T)
-    states = response_states(*asked)  # (B, T, D)
-    without = response_logprobs(*asked, hide)  # (B, T)
+    attention = read_responses(attention_paid, *asked, per_row=[mask])  # (B, T, T)
+    states = read_responses(part_states, *asked)  # (B, T, D)
+    without = read_responses(logprobs_without, *asked, per_row=[hide, mask])  # (B, T)
     assert (without - response_logprobs(*asked)).abs().max() > 0.1
     for i, L in enumerate(mask.sum(1).tolist()):
         prompt = PROMPTS[puzzle[i]]
@@ -192,5 +204,28 @@ def test_states_attention_and_hidden_tokens_equal_transformers(family, options, 
         bias = torch.zeros(1, 1, P + L, P + L, dtype=torch.float64).masked_fill(blocked, -1e300)
         logits = hf(row, attention_mask=bias, position_ids=torch.arange(P + L)[None]).logits[0, P - 1 : -1, :REAL]
         assert_close(without[i, :L], logits.log_softmax(-1)[torch.arange(L), tokens[i, :L]], 1e-5)
-    assert response_attention(model, PROMPTS, puzzle, tokens[:, :1], mask[:, :1]).tolist() == [[[0.0]]] * 4
+    short = read_responses(attention_paid, model, PROMPTS, puzzle, tokens[:, :1], mask[:, :1], per_row=[mask[:, :1]])
+    assert short.tolist() == [[[0.0]]] * 4
     assert attention[0].count_nonzero() == 15  # of tokens 1 to 5 to the ones before them
+
+
+@torch.no_grad()
+def test_a_sliding_window_is_one_line(way, tmp_path, monkeypatch):
+    """The line of docs/extend.md, in sampling and in reading, is transformers' window: guards against a mask that is made
+    in another place, too, and against columns that are counted where positions should be."""
+    page = (Path(sampler.__file__).parent / "docs" / "extend.md").read_text(encoding="utf-8")
+    line, behind = re.search(r"\| `(sees &= .*)`, as a line behind `(.*)` in `Cache.mask` ", page).groups()
+    source = textwrap.dedent(inspect.getsource(Cache.mask)).replace(behind, f"{behind}; {line}", 1)
+    exec(source, names := vars(qwen2_model) | {})
+    monkeypatch.setattr(Cache, "mask", names["mask"])
+    plain, model = random_model("qwen2", tmp_path)
+    hf = HF["qwen2"][1](HF["qwen2"][0].from_dict(plain.config.to_dict() | {
+        "use_sliding_window": True, "sliding_window": 4, "max_window_layers": 0, "layer_types": None})).double()
+    hf.load_state_dict(plain.state_dict())
+    u = uniforms(8, 7, seed=3)
+    s = generate(model, PROMPTS, u, ENDS)
+    for i, (row, mask) in enumerate(zip(s.tokens, s.mask)):
+        response, statistics = naive_sample(hf.eval(), PROMPTS[i // 2], u[i].tolist(), None, 1.0, False)
+        assert row[mask].tolist() == response
+        assert_close(s.logprob[i, mask], statistics[0], 1e-5)
+    assert_close(response_logprobs(model, PROMPTS, torch.arange(8) // 2, s.tokens, s.mask), s.logprob, 1e-5)

@@ -15,6 +15,7 @@ from methods.heads import HEADS
 from plumbing.launch import lacking
 from plumbing.registry import required
 from plumbing.task_file import load_puzzles, load_task
+from queries import Queries
 from rollout import rollout
 from tasks import latin_task, math_task
 from tasks.data import digits
@@ -390,6 +391,7 @@ def test_every_credit_function_that_finds_what_it_needs_gives_credit(name, refus
     s = Settings(task=name, answers=4, max_new_tokens=20)
     policy = load_policy(s, needs=(*HEADS, "reference"))
     batch = rollout(policy, policy.task.load("train", 2), s, step=1)
+    batch.ask = Queries(policy, batch, s, 1)
     batch.advantage = compare(batch, "rloo")
     assert refused == {method for method in MITIGATIONS if lacking(required(method, {}), policy.task, HEADS)}
     for method in MITIGATIONS.keys() - refused:

@@ -33,8 +33,9 @@ from plumbing.optimizer import Optimizer
 from plumbing.registry import required
 from plumbing.runs import read_metrics
 from plumbing.tokenizer import Tokenizer
+from queries import Queries
 from qwen2_model import load_model, save_model
-from rollout import Queries, draw_puzzles, rollout
+from rollout import draw_puzzles, rollout
 from tests import storm
 from settings import Settings
 from plumbing.launch import BUNDLED
@@ -253,6 +254,7 @@ def test_every_seed_step_and_name_has_its_own_random_numbers():
     for seed, step in ((0, 1), (0, 2), (1, 1), (1, 2), (2, 1), (0, 11), (1, 11), (11, 1), (1, 0), (0, 1)):
         s = Settings(answers=2, max_new_tokens=1, seed=seed)
         batch = rollout(policy, GENERATE(9, "heldout")[:1], s, step)
+        batch.ask = Queries(policy, batch, s, step)
         for name in ("random", "rollouts", "random1") * 2:
             number = torch.rand((), generator=batch.ask.generator(name))
             drawn.setdefault((seed, step, name), set()).add(number.item())

@@ -20,12 +20,12 @@ from methods.turns import turn_baseline, turn_mean, turn_vine
 from plumbing.launch import MODELS
 from plumbing.metrics import log_columns, turn_of
 from plumbing.optimizer import Optimizer
-from plumbing.replay import Replayed
 from plumbing.task_file import load_puzzles
 from plumbing.tokenizer import Tokenizer
-from qwen2_model import Qwen2, merge, split
+from queries import Queries, logprobs_without
+from qwen2_model import Qwen2, from_checkpoint, to_checkpoint
 from rollout import rollout
-from sampler import KVCache, generate, response_logprobs
+from sampler import generate, part_logprobs, read_responses, response_logprobs
 from settings import Settings
 from tasks import guess_task
 from tasks.guess_task import GUESSES, Puzzle
@@ -33,6 +33,7 @@ from tests.fixtures import make_batch
 from tests.test_processes import output_of
 from tests.test_walkthrough import CONFIG, by_hand
 from train import load_policy
+from turns import decode, play
 
 GUESS = MODELS / "guess-tiny"
 
@@ -42,6 +43,7 @@ def played(games=13, answers=4, length=40, needs=(), task=guess_task, **settings
     s = Settings(task="guess", model=str(GUESS), questions=games, answers=answers, max_new_tokens=length, **settings)
     policy = load_policy(s, task, needs)
     batch = rollout(policy, task.load("train", games), s, 1)
+    batch.ask = Queries(policy, batch, s, 1)
     batch.advantage = compare(batch)
     return policy, batch, s
 
@@ -64,7 +66,7 @@ def test_fifty_episodes_equal_transformers():
     """Guards against a position, a column or a state that is off by a reply, in sampling and in reading."""
     policy, batch, _ = played()
     hf = AutoModelForCausalLM.from_pretrained(GUESS, dtype=torch.float32, attn_implementation="eager").eval()
-    read, hidden, attention = batch.ask.read(response_logprobs, policy.model), batch.ask.hidden, batch.ask.attention
+    read, hidden, attention = batch.ask.read(part_logprobs, policy.model), batch.ask.hidden, batch.ask.attention
     assert len(batch.tokens) == 52 and {1, GUESSES} <= {1 + len(replies) for replies in batch.before}
     for i in range(len(batch.tokens)):
         text, places = whole(policy, batch, i)
@@ -88,23 +90,26 @@ def replies_by_hash(row, tokens):
     return [*SAID, None][(row + sum(tokens)) % 4]
 
 
-@pytest.mark.parametrize("replayed", [False, True])
-def test_generate_equals_a_loop_over_single_responses(replayed, random_model, monkeypatch):
-    """Guards against a reply in another row's cache, random numbers that are skipped, and a limit that forgets."""
-    if replayed:
-        monkeypatch.setattr("sampler.KVCache", lambda *arguments: Replayed(KVCache(*arguments)))
+@pytest.mark.parametrize("excluding", [False, True])
+def test_episodes_equal_a_loop_over_single_responses(excluding, random_model):
+    """Guards against a reply in another row's text, random numbers that are skipped, a limit that forgets, and a token
+    that is excluded from every turn."""
     model, (B, T) = random_model, (24, 30)
     model.real_vocab = 12
-    uniforms, prompts = torch.from_numpy(np.random.default_rng(0).random((B, T))), [[1, 2, 3], [4], [5, 6]]
+    uniforms, prompts = torch.from_numpy(np.random.default_rng(1).random((B, T))), [[1, 2, 3], [4], [5, 6]]
     limit = torch.arange(B) % 3 * 10 + 10
-    found = generate(model, prompts, uniforms, ENDS, limit, reply=replies_by_hash)
+    excluded = torch.full((B,), 7) if excluding else None
+    watched = []
+    found = play(model, prompts, uniforms, ENDS, limit, excluded, False, lambda *x: watched.append(x), replies_by_hash)
+    assert all(0 < columns <= T and 0 <= running <= 1 for columns, running in watched)
     reasons = []
     for row in range(B):
         text, tokens, before, ended = [*prompts[row // 8]], [], {}, False
         while len(text) - len(prompts[row // 8]) < limit[row] and not ended:
             with torch.no_grad():
                 p = model(torch.tensor([text]))[0, -1, :12].softmax(-1)
-            tokens.append(int((p.cumsum(0) <= uniforms[row, len(tokens)]).sum()))
+            p[7] *= not excluding or bool(tokens)
+            tokens.append(int((p.cumsum(0) <= uniforms[row, len(tokens)] * p.sum()).sum()))
             text.append(tokens[-1])
             if tokens[-1] in ENDS:
                 said = replies_by_hash(row, tokens)
@@ -128,7 +133,7 @@ def test_generate_equals_a_loop_over_single_responses(replayed, random_model, mo
     torch.testing.assert_close(again, logprob[some], atol=1e-9, rtol=0)
     hide = torch.zeros_like(found.mask)
     hide[:, 0] = True
-    without = response_logprobs(model, prompts, group, *read, hide, found.before)
+    without = read_responses(logprobs_without, model, prompts, group, *read, found.before, [hide, found.mask])
     assert (without - logprob)[:, 0].abs().max() < 1e-9 < 1e-3 < (without - logprob)[found.mask].abs().max()
 
 
@@ -137,8 +142,8 @@ def test_an_episode_of_two_turns_by_hand():
     rng = np.random.default_rng(1)
     w = {name: rng.normal(0, 0.5, shape) for name, shape in by_hand.SHAPES.items()}
     model = Qwen2(CONFIG).double()
-    given = dict(zip(split(model.state_dict(), CONFIG), map(torch.from_numpy, w.values())))
-    model.load_state_dict(merge(given, model.state_dict(), CONFIG))
+    given = dict(zip(to_checkpoint(model.state_dict(), CONFIG), map(torch.from_numpy, w.values())))
+    model.load_state_dict(from_checkpoint(given, model.state_dict(), CONFIG))
     prompt, first, said, second = [1, 2], [3, 0], [4, 0, 5], [6, 7, 0]
     tokens, before = torch.tensor([first + second, [8, 0, 0, 0, 0]]), ({2: said}, {})
     mask = torch.tensor([[True] * 5, [True] * 2 + [False] * 3])
@@ -157,13 +162,13 @@ def test_an_episode_of_two_turns_by_hand():
     # Rewards 1 and 0: mean 0.5, deviation 0.5, advantage 0.5 / 0.5001. The loss is a mean over 7 sampled tokens.
     batch = make_batch([5, 2], [0.0, 0.0], tokens=tokens, mask=mask, before=before, reward=torch.tensor([1.0, 0.0]),
                        logprob=logprob.detach())
-    batch.advantage, batch.ask.prompts = compare(batch), prompts
+    batch.advantage, batch.prompts = compare(batch), prompts
     credit, A = MITIGATIONS["none"](batch), 0.5 / 0.5001
     np.testing.assert_allclose(credit, [[A] * 5, [-A, -A, 0, 0, 0]], rtol=1e-6)
     row = update(SimpleNamespace(model=model), Optimizer(model, 0.0), batch, credit, Settings(answers=2))
     assert row["loss"] == pytest.approx(-(5 * A - 2 * A) / 7, abs=1e-6)
     assert row["tokens_updated"] == 2 + 7 + 3  # prompt, sampled, reply
-    gradient = split({name: x.grad for name, x in model.named_parameters()}, CONFIG)
+    gradient = to_checkpoint({name: x.grad for name, x in model.named_parameters()}, CONFIG)
     for (name, x), found in zip(w.items(), gradient.values()):
         for i in [*np.ndindex(x.shape)][:: max(1, x.size // 5)]:
             kept, ends = x[i], []
@@ -183,7 +188,7 @@ def test_texts_and_spans_of_a_response_with_replies():
         for token, (start, stop) in zip(tokens, spans):
             assert text[start:stop] == policy.tokenizer.decode([token])[0]
         turns = [text[spans[a][0] : spans[b - 1][1]] for a, b in pairwise([0, *batch.before[i], len(tokens)])]
-        assert turns == policy.decode(tokens, {})[2]
+        assert turns == decode(policy, tokens, {})[2]
         assert re.sub(r"\n(higher|lower)\n", " ", text).split() == [turn.strip() for turn in turns]
         puzzle = batch.puzzles[batch.group[i]]
         assert batch.success[i] == (str(puzzle.secret) in turns)
@@ -282,8 +287,7 @@ def graded(text):
 
 def replace_samples(ask, before):
     """Queries about the same samples with other replies."""
-    new = type(ask)(ask.policy, ask.puzzles, ask.samples._replace(before=before), ask.s, ask.step, ask.grade)
-    return new
+    return Queries(ask.policy, replace(ask.batch, before=before), ask.s, ask.step)
 
 
 def hand_made(**fields):
@@ -308,7 +312,7 @@ def test_the_credit_of_a_turn_is_the_sum_of_its_tokens():
 def test_turn_vine_cuts_where_a_turn_begins():
     V, asked = torch.tensor([[9, 0.3, 9, 0], [9, 9, 0.5, 0.7], [9, 9, 9, 0], [9, 9, 0.2, 9]]), []
     batch = hand_made(reward=torch.tensor([1.0, 0, 0, 1]),
-                      rollout_values=lambda counts: (asked.append(counts), V * (counts > 0))[1])
+                      rollout_values=lambda counts, k: (asked.append(k * counts), V * (counts > 0))[1])
     third, two = 1 / 3, 2 / 3
     expected = [[0.3 - third, 0.7, 0.7, 0], [0.5 - two, 0.5 - two, 0.2, -0.7], [-two] * 3 + [0],
                 [0.2 - third, 0.2 - third, 0.8, 0.8]]
@@ -358,8 +362,8 @@ def test_continuations_read_replies_and_get_them(monkeypatch):
     """Guards against a prefix without its replies, a limit that forgets them, and turns that are counted anew."""
     policy, batch, s = played(4, 4)
     calls, grade = [], guess_task.grade
-    monkeypatch.setattr("rollout.generate", lambda model, prompts, uniforms, ends, limit, *others: (
-        calls.append((prompts, limit)), generate(model, prompts, uniforms, ends, limit, *others))[1])
+    monkeypatch.setattr("rollout.play", lambda model, prompts, uniforms, ends, limit, *others: (
+        calls.append((prompts, limit)), play(model, prompts, uniforms, ends, limit, *others))[1])
     graded = []
     batch.ask.grade = lambda text, puzzle, turns: graded.append((text, turns)) or grade(text, puzzle, turns)
     counts = batch.mask.int()  # before every token
@@ -374,7 +378,7 @@ def test_continuations_read_replies_and_get_them(monkeypatch):
     start = len(policy.prompt(batch.puzzles[0]))
     assert limit.tolist() == [s.max_new_tokens + start - len(text) for text in expected]
     for (text, turns), begun in zip(graded, expected):
-        assert text.startswith(policy.decode(begun[start:], {})[0]) and len(turns) <= GUESSES
+        assert text.startswith(decode(policy, begun[start:], {})[0]) and len(turns) <= GUESSES
         assert re.sub(r"\n(higher|lower)\n", " ", text).split() == [turn.strip() for turn in turns]
     assert batch.ask.tokens_read >= sum(map(len, {tuple(x) for x in expected})) / 4
 

@@ -13,7 +13,7 @@ import countdown_task
 from grpo import LOSS_NORMS, LOSSES, compare, update
 from methods import MITIGATIONS
 from plumbing.optimizer import Optimizer
-from qwen2_model import Qwen2, merge, parse_config, split
+from qwen2_model import Qwen2, from_checkpoint, parse_config, to_checkpoint
 from rollout import Policy, token_batch
 from sampler import generate
 from settings import Settings
@@ -54,15 +54,15 @@ def flat(value):
 def by_code(weights):
     """Yield (name, value) of every number of the walkthrough, for a model with its weights."""
     model, puzzle = Qwen2(CONFIG).double(), countdown_task.Puzzle((1, 2), 3)
-    given = dict(zip(split(model.state_dict(), CONFIG), (torch.from_numpy(x) for x in weights.values())))
-    model.load_state_dict(merge(given, model.state_dict(), CONFIG))
+    given = dict(zip(to_checkpoint(model.state_dict(), CONFIG), (torch.from_numpy(x) for x in weights.values())))
+    model.load_state_dict(from_checkpoint(given, model.state_dict(), CONFIG))
     policy, optimizer = Policy(model, TinyTokenizer(), countdown_task), Optimizer(model, by_hand.LR)
     uniforms, prompt = torch.from_numpy(by_hand.UNIFORMS), policy.prompt(puzzle)
     batch = token_batch(policy, [puzzle], generate(model, [prompt], uniforms, [0]), SETTINGS, step=1)
     batch.advantage = compare(batch, "grpo")
     credit, share = MITIGATIONS["none"](batch), LOSS_NORMS["token"](batch.mask, SETTINGS)  # (B, T) each
     p = model(torch.tensor([prompt]))[0, -1].softmax(0)  # (V,)
-    yield from {"weights": split(model.state_dict(), CONFIG), "prompt": prompt, "first token: p": p,
+    yield from {"weights": to_checkpoint(model.state_dict(), CONFIG), "prompt": prompt, "first token: p": p,
                 "first token: cumulative p": p.cumsum(0), "random numbers": uniforms, "tokens": batch.tokens,
                 "logprob": batch.logprob, "text": batch.text, "reward": batch.reward, "advantage": batch.advantage,
                 "credit by outcome_conditional": MITIGATIONS["outcome_conditional"](batch), "credit": credit,
@@ -79,7 +79,7 @@ def by_code(weights):
                  "d loss / d log pi": slope, "gradient norm": row["grad_norm"], "new weights": model.state_dict(),
                  "d log pi / d logits, first token": torch.eye(by_hand.V)[batch.tokens[0, 0]] - p,
                  "gradient": {name: x.grad for name, x in model.named_parameters()}}
-        yield from ((f"update {k}: {name}", split(value, CONFIG) if isinstance(value, dict) else value)
+        yield from ((f"update {k}: {name}", to_checkpoint(value, CONFIG) if isinstance(value, dict) else value)
                     for name, value in found.items())
         logprob = plain_logprobs(model, [prompt] * 2, batch.tokens, batch.mask)  # (B, T)
         times.append((logprob - batch.logprob).sum(1).exp())

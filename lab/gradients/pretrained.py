@@ -22,6 +22,7 @@ from lab.updates import credit_gradients
 from plumbing.flags import new_parser
 from plumbing.progress import follow, one_sentence
 from plumbing.report import Table, t_statistics
+from queries import Queries
 from rollout import TokenBatch, by_group, rollout
 from sampler import response_logprobs
 from settings import Settings
@@ -72,13 +73,13 @@ def phase1_columns(batch: TokenBatch, i: int, single: np.ndarray) -> dict[str, T
     def from_here(_, args: tuple) -> tuple:
         """The arguments of the first layer, with embeddings that a gradient can be taken at."""
         inputs.append(args[0].detach().requires_grad_())
-        return inputs[0], *args[1:]
+        return inputs[-1], *args[1:]
 
     hook = model.layers[0].register_forward_pre_hook(from_here)
     rows = (x[[i]] for x in (batch.group, batch.tokens, batch.mask))
-    logprob = response_logprobs(model, batch.ask.prompts, *rows)[0]  # (T,)
+    logprob = response_logprobs(model, batch.prompts, *rows)[0]  # (T,)
     hook.remove()
-    whole, *alone = (torch.autograd.grad(total, inputs, retain_graph=True)[0][-n:]  # behind the prompt
+    whole, *alone = (torch.autograd.grad(total, inputs[-1:], retain_graph=True)[0][0, 1:]  # behind the prompt
                      for total in (logprob.sum(), *logprob[single + 1]))
     t, following = torch.arange(n), whole.new_full((n,), torch.nan)
     following[single] = torch.stack([x[t].norm() for x, t in zip(alone, single)])
@@ -95,6 +96,7 @@ def measure(task: str) -> None:
                  max_new_tokens=LIMITS[task])
     policy = load_policy(s)
     batch = rollout(policy, policy.task.load("train", PROBLEMS), s, 0)
+    batch.ask = Queries(policy, batch, s, 0)
     DATA.mkdir(exist_ok=True)
     groups = differing(batch)
     started = [int(row["puzzle"]) for row in read_rows("sparsity") if (row["task"], row["step"]) == (TASKS[task], 0)]

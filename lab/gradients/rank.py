@@ -24,9 +24,9 @@ from methods.groups import optimal_baseline
 from mitigations import ppo
 from plumbing.progress import follow
 from plumbing.report import Table, ratio
-from qwen2_model import split
-from rollout import Queries, TokenBatch
-from sampler import Samples
+from qwen2_model import to_checkpoint
+from queries import Queries
+from rollout import TokenBatch
 
 SIZES = (2, 4, 8, 16)  # of a group
 CONTROLS_AT = 8  # group size of the controls
@@ -81,12 +81,11 @@ def responses_of(batch: TokenBatch, rows: Sequence[int]) -> TokenBatch:
     ask, group = batch.ask, batch.group[rows := list(rows)].tolist()
     asked = list(dict.fromkeys(group))
     fields = {name: x[rows] if isinstance(x, Tensor) else tuple(x[i] for i in rows) for name, x in vars(batch).items()
-              if isinstance(x, (Tensor, tuple)) and name != "puzzles"}
-    fields |= {"puzzles": tuple(batch.puzzles[q] for q in asked), "group": torch.tensor([*map(asked.index, group)])}
-    samples = Samples(*(fields[name] for name in Samples._fields))
-    ask = Queries(ask.policy, fields["puzzles"], samples, ask.s, ask.step, ask.grade)
-    batch = dataclasses.replace(batch, **fields, ask=ask)
-    return dataclasses.replace(batch, advantage=compare(batch))
+              if isinstance(x, (Tensor, tuple)) and name not in ("puzzles", "prompts")}
+    fields |= {name: tuple(getattr(batch, name)[q] for q in asked) for name in ("puzzles", "prompts")}
+    group = dataclasses.replace(batch, **fields | {"group": torch.tensor([*map(asked.index, group)])})
+    group.ask, group.advantage = Queries(ask.policy, group, ask.s, ask.step), compare(group)
+    return group
 
 
 def response_gradients(group: TokenBatch, credit: Tensor, part: str, dtype: torch.dtype) -> tuple:
@@ -112,7 +111,7 @@ def spectra(group: TokenBatch, gradients: tuple, scale: Tensor, right: Tensor) -
     gram = gradients[0][:R, :R] * np.outer(c, c)  # (R, R)
     found = {SIDES: [gram_spectrum(sides @ gram @ sides.T)], RESPONSES: [gram_spectrum(gram)]}
     summed = {name: torch.einsum("r,r...->...", scale, rows[:R]) for name, rows in gradients[1].items()}
-    for name, g in split(summed, group.ask.policy.model.config).items():
+    for name, g in to_checkpoint(summed, group.ask.policy.model.config).items():
         if g.dim() == 2:  # by its name within a layer
             found.setdefault(name.split(".")[-2], []).append(torch.linalg.svdvals(g.double()).cpu().numpy())
     return found

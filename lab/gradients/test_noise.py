@@ -15,6 +15,7 @@ from countdown_task import Puzzle
 from lab.gradients import noise
 from methods import MITIGATIONS
 from plumbing.optimizer import Optimizer
+from queries import Queries
 from rollout import Policy
 from tests.plain import flat_gradient, plain_logprobs
 from settings import Settings
@@ -28,8 +29,8 @@ def draw(model, tokenizer, lengths):
     critic = SimpleNamespace(read=lambda hidden, mask: hidden[..., 0] * mask)
     policy, T = Policy(model, tokenizer, countdown_task, {"critic": critic}), max(lengths)
     batch = rollout.rollout(policy, ASKED, Settings(answers=len(lengths) // 2, max_new_tokens=T), step=1)
+    batch.ask = Queries(policy, batch, Settings(answers=len(lengths) // 2, max_new_tokens=T), 1)
     batch.mask &= torch.arange(T) < torch.tensor(lengths)[:, None]
-    batch.ask.samples = batch.ask.samples._replace(mask=batch.mask)
     return batch
 
 
@@ -82,6 +83,6 @@ def test_method_gradients_are_what_training_applies(tokenizer, random_model, exa
             torch.testing.assert_close(found[k, i], applied, rtol=1e-4, atol=1e-5 * applied.abs().max().item())
         reward = batch.reward.view(2, 3)
         weight = (reward - (reward.sum(1, keepdim=True) - reward) / 2).view(6, 1) / 6
-        prompts = [batch.ask.prompts[g] for g in batch.group.tolist()]
+        prompts = [batch.prompts[g] for g in batch.group.tolist()]
         logprob = plain_logprobs(random_model, prompts, batch.tokens, batch.mask)
         torch.testing.assert_close(found[-1, i], flat_gradient(random_model, (weight * logprob).sum()))

@@ -28,7 +28,7 @@ def test_groups_that_differ(random_model, tokenizer, exact):
     found = pretrained.differing(batch)
     assert found == {1: [4, 6, 5, 7]}
     group = responses_of(batch, found[1])
-    assert torch.equal(group.tokens, batch.tokens[[4, 6, 5, 7]]) and group.ask.prompts == batch.ask.prompts[1:]
+    assert torch.equal(group.tokens, batch.tokens[[4, 6, 5, 7]]) and group.prompts == batch.prompts[1:]
     credit = pretrained.credits_of(group, np.random.default_rng(0))
     signs = {name: c[:, 0].sign().tolist() for name, c in credit.items()}
     assert signs == {"GRPO": [-1, 1, -1, -1], "GRPO, binary": [1, -1, 1, -1]}
@@ -42,10 +42,10 @@ def test_gradients_at_the_input_embeddings(random_model, tokenizer, exact):
     for p in model.parameters():
         torch.nn.init.normal_(p, std=0.3)
     batch.ask.policy = batch.ask.policy._replace(model=model)
-    unseen = [token for token in range(V) if token not in batch.ask.prompts[1]][:6]
+    unseen = [token for token in range(V) if token not in batch.prompts[1]][:6]
     batch.tokens[:], batch.mask[:] = torch.tensor(unseen), True
     found = pretrained.phase1_columns(batch, 2, np.array([3, 0]))
-    logprob = plain_logprobs(model, batch.ask.prompts[1:], batch.tokens[:1], batch.mask[:1])[0]
+    logprob = plain_logprobs(model, batch.prompts[1:], batch.tokens[:1], batch.mask[:1])[0]
     whole, fourth, first = (torch.autograd.grad(total, model.embedding, retain_graph=True)[0][unseen[:5]]
                             for total in (logprob.sum(), logprob[4], logprob[1]))
     torch.testing.assert_close(found["norm"], whole.norm(dim=1))

@@ -12,7 +12,7 @@ from lab.gradients import rank
 from lab.gradients.rank import RESPONSES, SIDES
 from lab.gradients.test_noise import draw
 from mitigations import ppo
-from qwen2_model import split
+from qwen2_model import to_checkpoint
 from tests.plain import flat_gradient, plain_logprobs
 
 
@@ -26,13 +26,13 @@ def batch(tokenizer, random_model, exact):
 
 def expected_matrices(model, batch, q, rows, credit):
     """Every matrix of the responses `rows` to puzzle q with credit (R, T), made explicitly by plain autograd."""
-    logprob = plain_logprobs(model, [batch.ask.prompts[q]] * len(credit), batch.tokens[rows], batch.mask[rows])
+    logprob = plain_logprobs(model, [batch.prompts[q]] * len(credit), batch.tokens[rows], batch.mask[rows])
     each = torch.stack([flat_gradient(model, total) for total in (credit * logprob).sum(1)])  # (R, P)
     right = batch.success[rows] > 0
     found = {RESPONSES: [each], SIDES: [torch.stack((each[right].sum(0), each[~right].sum(0)))]}
     parts = each.sum(0).split([weight.numel() for weight in model.parameters()])
     gradients = {name: part.view_as(weight) for (name, weight), part in zip(model.named_parameters(), parts)}
-    for name, gradient in split(gradients, model.config).items():
+    for name, gradient in to_checkpoint(gradients, model.config).items():
         if gradient.dim() == 2:
             found.setdefault(re.search(r"(\w+)\.weight", name)[1], []).append(gradient)
     return found

@@ -28,8 +28,9 @@ from mitigations import attention_credit, reweight, reweighting
 from plumbing.progress import one_sentence
 from plumbing.registry import require
 from plumbing.report import Table, clustered_mean, pm
+from queries import attention_paid
 from rollout import TokenBatch
-from sampler import response_attention
+from sampler import read_responses
 
 FILE = Path(__file__).with_name("attention.md")
 
@@ -47,10 +48,10 @@ def attention_as_coded(batch: TokenBatch, credit_scale: float = 2.0) -> Tensor:
 def paid_from_prompt(batch: TokenBatch) -> Tensor:
     """`ask.attention` as (B, T + 1, T + 1): the prompt's last token stands before the response's."""
     require(not any(batch.before), "attention_as_coded knows no replies")
-    last = torch.tensor([prompt[-1] for prompt in batch.ask.prompts], device=batch.mask.device)[batch.group]  # (B,)
+    last = torch.tensor([prompt[-1] for prompt in batch.prompts], device=batch.mask.device)[batch.group]  # (B,)
     tokens, mask = torch.cat((last[:, None], batch.tokens), 1), torch.cat((batch.mask[:, :1], batch.mask), 1)
-    return response_attention(batch.ask.policy.model, [prompt[:-1] for prompt in batch.ask.prompts], batch.group,
-                              tokens, mask)
+    return read_responses(attention_paid, batch.ask.policy.model, [prompt[:-1] for prompt in batch.prompts], batch.group,
+                          tokens, mask, per_row=(mask,))
 
 
 def input_weights(paid: Tensor, batch: TokenBatch, credit_scale: float) -> Tensor:

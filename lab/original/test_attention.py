@@ -12,6 +12,7 @@ from lab.truth import score
 from lab.truth.scoring import score as score_of
 from methods import MITIGATIONS
 from plumbing.report import Estimate
+from queries import Queries
 from rollout import rollout
 from settings import Settings
 from tests.fixtures import BUNDLED, make_batch
@@ -51,10 +52,12 @@ def coded(text, prompt, texts, M):
 def test_weights_by_loops_over_the_attention_of_transformers(policy):
     """Guards against a row or a column that is off by one, and a prompt's last token that is not there."""
     hf = AutoModelForCausalLM.from_pretrained(BUNDLED, dtype=torch.float32, attn_implementation="eager").eval()
-    batch = rollout(policy, countdown_task.load("heldout", 3), Settings(answers=4, max_new_tokens=50), step=0)
+    s = Settings(answers=4, max_new_tokens=50)
+    batch = rollout(policy, countdown_task.load("heldout", 3), s, step=0)
+    batch.ask = Queries(policy, batch, s, 0)
     found = attention.attention_as_coded(batch)
     for i, L in enumerate(batch.mask.sum(1).tolist()):
-        prompt = batch.ask.prompts[batch.group[i]]
+        prompt = batch.prompts[batch.group[i]]
         text = prompt + batch.tokens[i, :L].tolist()
         M = hf(torch.tensor([text[:-1]]), output_attentions=True).attentions[-1][0].mean(0)
         expected = coded(text, len(prompt), [batch.text[i][a:b] for a, b in batch.spans[i]], M)

@@ -13,7 +13,7 @@ from countdown_task import PLAIN
 from lab.truth.file import by_response
 from lab.truth.score import recorded_puzzles
 from plumbing.tokenizer import Tokenizer
-from qwen2_model import Qwen2, split
+from qwen2_model import Qwen2, to_checkpoint
 from rollout import Policy
 
 SHORT = {"input_layernorm.weight": "norm1", "self_attn.q_proj.weight": "q", "self_attn.q_proj.bias": "qb",
@@ -32,7 +32,7 @@ def encode(array: np.ndarray) -> str:
 
 def flat_weights(model: Qwen2) -> torch.Tensor:
     """All weights as one vector, in the order of model.js. ValueError for a model that the page can't run."""
-    state = split(model.state_dict(), model.config)
+    state = to_checkpoint(model.state_dict(), model.config)
     layers = [f"model.layers.{i}.{name}" for i in range(model.config.num_hidden_layers) for name in SHORT]
     names = ["model.embed_tokens.weight", *layers, "model.norm.weight"]
     if set(names) != set(state):

@@ -17,6 +17,7 @@ from lab.statistics import within
 from lab.truth.file import read_truth
 from methods import MITIGATIONS
 from plumbing.optimizer import Optimizer
+from queries import Queries
 from rollout import rollout
 from tests.test_grader import PIECES
 from settings import Settings
@@ -57,6 +58,7 @@ def policy():
 @pytest.fixture(scope="module")
 def batch(policy):
     batch = rollout(policy, countdown_task.load("heldout", 25), SMALL, 1)
+    batch.ask = Queries(policy, batch, SMALL, 1)
     batch.advantage = compare(batch)
     return batch
 
@@ -69,7 +71,7 @@ def given_model(policy, folder):
 
 def sequences(batch):
     """Prompt and tokens of each response."""
-    return [(batch.ask.prompts[int(q)], row[: int(n)].tolist())
+    return [(batch.prompts[int(q)], row[: int(n)].tolist())
             for q, row, n in zip(batch.group, batch.tokens, batch.mask.sum(1))]
 
 

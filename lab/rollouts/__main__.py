@@ -33,8 +33,9 @@ from plumbing.metrics import step_columns, write_credit_log
 from plumbing.progress import fail, follow, one_sentence
 from plumbing.registry import required
 from qwen2_model import Qwen2, load_model, scaled
-from rollout import Policy, Queries, token_batch
-from sampler import Samples, describe, response_states
+from queries import Queries
+from rollout import Policy, token_batch
+from sampler import Part, Samples, describe, part_states
 from settings import Settings
 from tasks.math_task import calculations
 from tasks.text import roles, sentence_starts
@@ -88,17 +89,16 @@ TASK = SimpleNamespace(roles=roles, sentence_starts=sentence_starts, calculation
 GRADED = SimpleNamespace(**vars(TASK) | {"grade": lambda *_: {"reward": 0.0, "answer": 0.0, "format": 0.0}})
 
 
-def facts(model: Qwen2, prompts: list, prompt_of: Tensor, tokens: Tensor, mask: Tensor, before: tuple = ()) -> Tensor:
-    """Log-prob, entropy, logit gradient, as in Samples, and the variance of log p of a token drawn there: (b, T, 4) of
-    the tokens of b responses, 0 on padding."""
-    states = response_states(model, prompts, prompt_of, tokens, mask, before)[mask]  # (n, D)
+def facts(model: Qwen2, part: Part) -> Tensor:
+    """Log-prob, entropy, logit gradient, as in Samples, and the variance of log p of a token drawn there: (n, 4) of the
+    tokens of some responses."""
     found = []
-    for state, token in zip(states.split(ROWS), tokens[mask].split(ROWS)):
+    for state, token in zip(part_states(model, part).split(ROWS), part.tokens.split(ROWS)):
         log_probs = scaled(model.logits(state), model.temperature).log_softmax(-1)  # (ROWS, V)
         square = torch.linalg.vecdot(log_probs.exp(), log_probs.square())  # (ROWS,) the mean of log p squared
         known = describe(log_probs, log_probs.exp(), token[:, None])  # (3, ROWS)
         found.append(torch.cat((known, (square - known[1] ** 2)[None])).T)
-    return torch.zeros(*mask.shape, 4, device=mask.device).masked_scatter_(mask[..., None], torch.cat(found))
+    return torch.cat(found)
 
 
 def read_step(rollouts: list[Rollout], policy: Reader, s: Settings, step: int, middle: float) -> tuple:
@@ -111,18 +111,19 @@ def read_step(rollouts: list[Rollout], policy: Reader, s: Settings, step: int, m
     last = mask.sum(1, keepdim=True) - 1  # (B, 1)
     prompts = tuple(Prompt(r.prompt, policy.tokenizer.decode(r.prompt)[0]) for r in rollouts[:: s.answers])
     samples = Samples(tokens, mask, *torch.zeros(3, *mask.shape, device=device), mask[:, 0], ({},) * len(rollouts))
-    read = Queries(policy, prompts, samples, s, step, no_grader).read(facts, policy.model)  # (B, T, 4)
+    graded = policy._replace(task=GRADED)
+    read = Queries(policy, token_batch(graded, prompts, samples, s, step), s, step).read(facts, policy.model)  # (B, T, 4)
     assumed = torch.tensor([rollout.end_assumed for rollout in rollouts], device=device)  # (B,)
     drop = assumed[:, None] & (last > 0) & (read[..., 0].gather(1, last) < math.log(RARE))  # (B, 1)
     mask = mask.scatter(1, last, ~drop)  # what the limit cut off had no end token
     tokens, read = tokens * mask, read.masked_fill(~mask[..., None], 0)
     ended = torch.isin(tokens.gather(1, last), torch.tensor(policy.tokenizer.end_tokens, device=device))  # (B, 1)
     samples = Samples(tokens, mask, *read[..., :3].unbind(-1), (ended & ~drop)[:, 0], samples.before)
-    batch = token_batch(policy._replace(task=GRADED), prompts, samples, s, step)
-    batch.ask.grade = no_grader  # the zeros of GRADED are replaced by the file's rewards:
+    batch = token_batch(graded, prompts, samples, s, step)  # whose zeros are replaced by the file's rewards:
     reward = torch.tensor([rollout.reward for rollout in rollouts], dtype=torch.float64, device=device)  # (B,)
     batch = replace(batch, task=TASK, reward=reward, success=(reward > middle).float(),
                     format=torch.full_like(reward, torch.nan))
+    batch.ask = Queries(policy._replace(task=TASK), batch, s, step)
     theirs = [rollout.advantage for rollout in rollouts]
     batch.advantage = torch.tensor(theirs, device=device) if s.advantage == "theirs" else compare(batch, s.advantage)
     return batch, read[..., 3][mask]

@@ -18,7 +18,9 @@ from lab.rollouts.rows import prompt_tokens
 from methods import MITIGATIONS
 from plumbing.runs import read_config, read_credit, read_metrics
 from plumbing.tokenizer import Tokenizer
+from queries import Queries
 from rollout import rollout
+from sampler import read_responses
 from settings import Settings
 from tests.fixtures import BUNDLED
 from tests.random_checkpoints import randomize
@@ -139,7 +141,8 @@ def sampled():
     from tests.fixtures import load_model, Policy, countdown_task
     policy = Policy(load_model(BUNDLED), Tokenizer(BUNDLED), countdown_task)
     batch = rollout(policy, countdown_task.load("train", 3), Settings(answers=4, max_new_tokens=70), step=1)
-    prompts = [batch.ask.prompts[q] for q in batch.group.tolist()]
+    batch.ask = Queries(policy, batch, Settings(answers=4, max_new_tokens=70), 1)
+    prompts = [batch.prompts[q] for q in batch.group.tolist()]
     rows = [{"prompt": policy.tokenizer.decode(prompt)[0], "prompt_ids": prompt, "completion": text, "reward": reward,
              "completion_ids": tokens[mask].tolist(), "group": group} for prompt, text, reward, tokens, mask, group in
             zip(prompts, batch.text, batch.reward.tolist(), batch.tokens, batch.mask, batch.group.tolist())]
@@ -342,7 +345,8 @@ def test_log_p_tells_who_wrote(sharper, tokens, said):
 def test_the_variance_of_log_p(policy):
     """Against a weighted covariance of the bundled model's log-probs."""
     tokens = torch.tensor([[5, 9, 7, 3], [2, 4, 0, 0]])
-    found = program.facts(policy.model, [[1, 8]], torch.tensor([0, 0]), tokens, tokens > 0)
+    asked = policy.model, [[1, 8]], torch.tensor([0, 0]), tokens, tokens > 0
+    found = read_responses(program.facts, *asked)  # (2, 4, 4)
     log_p = policy.model(torch.tensor([[1, 8, 5, 9, 7]]))[0, 1:].log_softmax(-1)
     expected = torch.stack([torch.cov(x, aweights=x.exp(), correction=0) for x in log_p])
     torch.testing.assert_close(found[0, :, 3], expected, atol=1e-4, rtol=1e-4)

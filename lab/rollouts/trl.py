@@ -26,7 +26,7 @@ from plumbing.flags import new_parser
 from plumbing.launch import BUNDLED
 from plumbing.progress import follow, one_sentence
 from plumbing.report import Table
-from qwen2_model import save_model, split
+from qwen2_model import save_model, to_checkpoint
 from rollout import Policy, TokenBatch, rollout
 from train import assign_credit, load_policy, parse_flags
 
@@ -124,7 +124,7 @@ def our_gradient(batch: TokenBatch, policy: Policy, flags: str) -> dict[str, Ten
     credit = assign_credit(batch, partial(MITIGATIONS[s.mitigation], **hyper_parameters), s)  # (B, T)
     still = SimpleNamespace(zero_grad=policy.model.zero_grad, step=lambda norm: 0.0)
     update(policy, still, batch, credit, s)
-    return split({name: weight.grad for name, weight in policy.model.named_parameters()}, policy.model.config)
+    return to_checkpoint({name: weight.grad for name, weight in policy.model.named_parameters()}, policy.model.config)
 
 
 def their_gradient(batch: TokenBatch, folder: Path, pair: Pair, moved: bool) -> dict[str, Tensor]:
@@ -148,7 +148,7 @@ def their_gradient(batch: TokenBatch, folder: Path, pair: Pair, moved: bool) -> 
     if "beta" in pair.theirs:
         trainer.ref_model.load_state_dict(load(2).state_dict())
     ids = [row[mask].tolist() for row, mask in zip(batch.tokens, batch.mask)]
-    start = [batch.ask.prompts[q] for q in batch.group.tolist()], ids
+    start = [batch.prompts[q] for q in batch.group.tolist()], ids
     trainer._generate = lambda _: (*start, list(batch.text)) if pair.trainer == "RLOO" else (
         *start, None, list(batch.text), None, {}, None, [])
     trainer.model.train()

@@ -18,6 +18,7 @@ from plumbing.launch import BUNDLED
 from plumbing.optimizer import Optimizer
 from plumbing.processes import first_alone, join, leave
 from plumbing.tokenizer import Tokenizer
+from queries import Queries
 from rollout import Policy, draw_uniforms, rollout, sample
 from settings import Settings
 from train import load_policy
@@ -57,6 +58,7 @@ def ours() -> Callable[[dict], int]:
             uniforms = draw_uniforms(s.seed, 0, Q, ANSWERS, T)  # (B, T)
             return int(sample(policy, puzzles[:Q], uniforms).mask.sum())
         batch = rollout(policy, puzzles[:Q], s, step=0)
+        batch.ask = Queries(policy, batch, s, 0)
         credit = torch.randn(batch.mask.shape, generator=torch.Generator().manual_seed(s.seed))  # (B, T)
         update(policy, optimizer, batch, credit, s)
         return int(batch.mask.sum())

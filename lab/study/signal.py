@@ -28,6 +28,7 @@ from plumbing.flags import new_parser
 from plumbing.progress import follow, one_sentence
 from plumbing.report import Estimate, Table
 from plumbing.runs import read_config
+from queries import Queries
 from rollout import Policy, TokenBatch, draw_puzzles, rollout
 from settings import Settings
 from train import load_policy
@@ -65,6 +66,7 @@ def products(policy: Policy, s: Settings, G: int, mixes: list[float | None]) -> 
     n = RESPONSES // G
     puzzles = draw_puzzles(policy.task.load("train"), replace(s, questions=n), step=1)
     batch = rollout(policy, puzzles, replace(s, answers=G), step=0)
+    batch.ask = Queries(policy, batch, replace(s, answers=G), 0)
     gradients = torch.stack(list(credit_gradients(batch, credits_of(batch, mixes), G)), 1)  # (M, n, P)
     return (gradients @ gradients.mT).double().numpy()
 

@@ -40,11 +40,12 @@ from plumbing.metrics import log_columns, reply_length
 from plumbing.progress import Progress, follow, one_sentence
 from plumbing.registry import check_pure
 from plumbing.report import Table
-from rollout import (ROWS_AT_ONCE, Policy, TokenBatch, draw_uniforms, generate_and_grade, sample, seed_of,
-                     token_batch)
+from queries import ROWS_AT_ONCE, Queries
+from rollout import Policy, TokenBatch, draw_uniforms, generate_and_grade, sample, seed_of, token_batch
 from settings import Settings
 from tasks.text import FILLER
 from train import CHOICES, load_policy
+from turns import replies
 
 PACKET = 8  # rollouts that start together; the two halves of a packet belong to two independent estimates
 SAVE_EVERY = 10.0  # seconds
@@ -74,7 +75,7 @@ def roll(policy: Policy, puzzles: list, truth: dict, rows: np.ndarray, packets: 
     number = truth["packets"][token] + np.concatenate([np.arange(n) for n in packets])  # (m,) of the packet
     position, asked = truth["position"][token].astype(int), [puzzles[g] for g in truth["group"][token]]  # (m,), m
     prefixes = [truth["token"][i - t : i].tolist() for i, t in zip(token, position)]  # m
-    heard = [reply_length([policy.replies(puzzle, prefix)]) for puzzle, prefix in zip(asked, prefixes)]  # m, of replies
+    heard = [reply_length([replies(policy, puzzle, prefix)]) for puzzle, prefix in zip(asked, prefixes)]  # m, of replies
     left = limit - position - np.array(heard)  # (m,)
     uniforms = np.zeros((len(token), PACKET, left.max()))
     for i, key in enumerate(zip(truth["response"][token].tolist(), position.tolist(), number.tolist())):
@@ -247,6 +248,7 @@ def prepare(args: argparse.Namespace) -> tuple[Policy, list, TokenBatch, dict]:
     uniforms = draw_uniforms(args.seed, "truth", len(puzzles), args.answers, args.max_new_tokens)
     samples = sample(policy, puzzles, uniforms)
     batch = token_batch(policy, puzzles, samples, s, step=0)
+    batch.ask = Queries(policy, batch, s, step=0)
     batch.advantage = compare(batch)
     task = {} if args.task == Settings.task else {"task": args.task}  # early files have none
     settings = task | {"model": Path(s.model).name, "data": Path(args.data).name} | {  # names only: it is published

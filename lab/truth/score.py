@@ -33,10 +33,12 @@ from plumbing.launch import with_model
 from plumbing.progress import one_sentence
 from plumbing.registry import check_pure, required
 from plumbing.report import Estimate, Table
+from queries import Queries
 from rollout import Policy, TokenBatch, token_batch
 from sampler import Samples
 from settings import Settings
 from train import CHOICES, load_policy
+from turns import replies
 
 TRUTH = Path(__file__).parent / "data"  # ground_truth.npz, and the critic of ppo
 SCORES = TRUTH.parent / "scores.md"  # of every method
@@ -62,7 +64,7 @@ def recorded_samples(truth: dict, policy: Policy, puzzles: list) -> Samples:
     def grid(column: np.ndarray) -> Tensor:  # one value per token (N,), in rows by response (B, T), 0 on padding
         return pad_sequence([torch.from_numpy(column[rows]) for rows in responses], batch_first=True)
     last = [rows[-1] for rows in responses]
-    before = tuple(policy.replies(puzzles[truth["group"][rows[0]]], truth["token"][rows[:-1]].tolist())
+    before = tuple(replies(policy, puzzles[truth["group"][rows[0]]], truth["token"][rows[:-1]].tolist())
                    for rows in responses)
     return Samples(
         tokens=grid(truth["token"].astype(np.int64)), mask=grid(np.ones(len(truth["token"]), bool)),
@@ -87,7 +89,8 @@ def rebuild(truth: dict, policy: Policy, advantage: str = "grpo", normalize: str
         raise ValueError("the truth is about another model: this one has fewer tokens")
     puzzles = recorded_puzzles(truth, policy.task)
     samples = recorded_samples(truth, policy, puzzles)
-    batch = token_batch(policy._replace(reference=policy.model), puzzles, samples, s, step=0)
+    batch = token_batch(policy, puzzles, samples, s, step=0)
+    batch.ask = Queries(policy._replace(reference=policy.model), batch, s, step=0)
     if not torch.allclose(batch.ask.reference_logprob, samples.logprob, atol=0.01):
         raise ValueError("the truth is about another model: this one gives its tokens other probabilities")
     batch.advantage = compare(batch, advantage)

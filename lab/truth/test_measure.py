@@ -15,6 +15,7 @@ from lab import heads, statistics
 from lab.truth import measure as gt
 from lab.truth.file import by_response, read_truth
 from methods import MITIGATIONS
+from queries import Queries
 from rollout import Policy, rollout
 from tests.fixtures import BUNDLED
 from tests.plain import exact_moments
@@ -41,7 +42,7 @@ class Pieces:
 
 def tiny_policy():
     """A small random model that writes those tokens."""
-    model = tiny()
+    model = tiny(seed=1)
     model.real_vocab = len(PIECES)
     return Policy(model, Pieces(), countdown_task)
 
@@ -49,6 +50,7 @@ def tiny_policy():
 def described(policy, answers):
     """The columns of ground_truth.npz for responses of the tiny policy, before any rollout."""
     batch = rollout(policy, PUZZLES, Settings(answers=answers, max_new_tokens=LIMIT), step=1)
+    batch.ask = Queries(policy, batch, Settings(answers=answers, max_new_tokens=LIMIT), 1)
     batch.advantage = compare(batch)
     return gt.describe(batch, {})
 

@@ -14,6 +14,7 @@ from lab.truth import score as sc
 from lab.truth.measure import describe
 from lab.truth.scoring import share_of, squares, top_tenth
 from methods import MITIGATIONS
+from queries import Queries
 from rollout import TokenBatch, rollout
 from settings import Settings
 
@@ -39,6 +40,7 @@ def test_a_batch_comes_back_from_its_columns(policy):
     """Guards against padding, ends, puzzles, limits or random numbers other than those of the sampled batch."""
     s = Settings(seed=3, answers=4, max_new_tokens=50, normalize="none")
     batch = rollout(policy, countdown_task.load("heldout", 2), s, step=0)
+    batch.ask = Queries(policy, batch, s, 0)
     batch.advantage = compare(batch, "rloo")
     again = sc.rebuild(describe(batch, {"questions": 2, "max_new_tokens": 50, "seed": 3}), policy, "rloo", "none")
     assert 0 < batch.ended.sum() < len(batch.ended)

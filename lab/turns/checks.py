@@ -24,6 +24,7 @@ from plumbing.flags import new_parser
 from plumbing.metrics import turn_of
 from plumbing.progress import one_sentence
 from plumbing.report import Table
+from queries import Queries
 from rollout import Policy, rollout
 from settings import Settings
 from train import load_policy
@@ -71,6 +72,7 @@ def against_rollouts(truth: dict, A1: np.ndarray, seed: int) -> list[list[str]]:
 def against_outcomes(policy: Policy, tree: Tree) -> list[list[str]]:
     """Rows on fresh responses to GAMES games: sums over the parts of each, compared over all."""
     batch = rollout(policy, policy.task.load("train", GAMES), Settings(task="guess", max_new_tokens=24), 1)
+    batch.ask = Queries(policy, batch, Settings(task="guess", max_new_tokens=24), 1)
     A1, A2, better = credits_of(batch, tree)  # (B, T) each
     start = torch.from_numpy(tree.V[0][0])[[batch.puzzles[g].secret - 1 for g in batch.group]]  # (B,)
     M1, M2 = (torch.zeros_like(x).scatter_add(1, turn_of(batch), x) for x in (A1, A2))  # (B, T) by turn

@@ -24,6 +24,7 @@ from plumbing.flags import new_parser
 from plumbing.progress import follow, one_sentence
 from plumbing.report import Estimate
 from plumbing.runs import read_config
+from queries import Queries
 from rollout import Policy, draw_puzzles, rollout
 from settings import Settings
 from train import load_policy
@@ -36,6 +37,7 @@ EXACT = {"exact_turns": 0, "exact_turns luck=false": 1}  # by arm, its row of `c
 def credits(policy: Policy, s: Settings):
     """A step of GAMES groups, and its credits (M, B, T): RLOO's; with 8 answers also A1, A2, success - V(prompt, s)."""
     batch = rollout(policy, draw_puzzles(policy.task.load("train"), replace(s, questions=GAMES), step=1), s, step=0)
+    batch.ask = Queries(policy, batch, s, 0)
     found = [compare(batch, "rloo")[:, None] * batch.mask]
     if s.answers == ANSWERS[0]:
         A1, A2, _ = credits_of(batch, grow(policy)).to(batch.logprob)  # (B, T) each

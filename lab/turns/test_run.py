@@ -12,10 +12,12 @@ from lab.turns.run import ARMS, LINE, MIXED, RLOO, SEEDS, WITH, WITHOUT, Experim
 from lab.updates import credit_gradients
 from methods import MITIGATIONS
 from plumbing.report import Table
+from queries import Queries
 from rollout import rollout
 from settings import Settings
 from tasks import guess_task
 from tests.fixtures import check_texts
+from turns import context
 
 QUIET = {RLOO: 1.0, LINE[1]: 2.0, LINE[2]: 6.0, LINE[3]: 18.0, WITH: 1.5, WITHOUT: 18.0, MIXED: 1.5}
 LEAD = {WITH: 0.03, WITHOUT: 0.01, MIXED: 0.05}  # over RLOO as noisy
@@ -57,11 +59,12 @@ def test_gradients_are_of_texts_with_their_replies():
     s = Settings(task="guess", max_new_tokens=24, questions=1, answers=3)
     policy = train.load_policy(s)
     batch = rollout(policy, policy.task.load("train", 1), s, 1)
+    batch.ask = Queries(policy, batch, s, 1)
     assert any(batch.before)
     credit = torch.arange(1.0, 1 + batch.mask.numel()).view_as(batch.mask)[None] * batch.mask  # (1, 3, T)
     (found,), total = next(credit_gradients(batch, credit, 3)), 0
     for i, t in batch.mask.nonzero().tolist():
-        text = policy.context(batch.puzzles[0], batch.tokens[i, :t].tolist())
+        text = context(policy, batch.puzzles[0], batch.tokens[i, :t].tolist())
         logprob = policy.model(torch.tensor([text]))[0, -1, : policy.model.real_vocab].log_softmax(-1)  # (V,)
         total = total + credit[0, i, t] * logprob[batch.tokens[i, t]]
     expected = torch.cat([g.flatten() for g in torch.autograd.grad(total, list(policy.model.parameters()))])

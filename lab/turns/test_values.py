@@ -12,6 +12,7 @@ from qwen2_model import Qwen2, parse_config
 from rollout import Policy
 from tasks import guess_task
 from tasks.guess_task import Puzzle
+from turns import context, decode, reply
 
 IDS = {"1": [1], "2": [2], "3": [3], "4": [4], "\nhigher\n": [5, 1], "\nlower\n": [5, 2]}
 
@@ -42,16 +43,16 @@ def game(*end_tokens):
     policy = six_tokens([*end_tokens])
     found, open_ = {secret: [] for secret in range(1, 5)}, [(secret, [], []) for secret in range(1, 5)]
     while open_:
-        texts = [policy.context(Puzzle(4, secret, 0), tokens) for secret, tokens, _ in open_]
+        texts = [context(policy, Puzzle(4, secret, 0), tokens) for secret, tokens, _ in open_]
         rows = torch.nn.utils.rnn.pad_sequence([torch.tensor(text) for text in texts], batch_first=True)  # (R, C)
         logits = policy.model(rows)[range(len(rows)), [len(text) - 1 for text in texts]]  # (R, 6)
         longer = [(secret, [*tokens, x], [*others, logprob[x]]) for (secret, tokens, others), logprob
                   in zip(open_, (logits / 0.8).log_softmax(-1)) for x in range(6)]
         open_ = []
         for secret, tokens, logprobs in longer:
-            ended = tokens[-1] in policy.tokenizer.end_tokens and policy.reply(Puzzle(4, secret, 0), tokens) is None
+            ended = tokens[-1] in policy.tokenizer.end_tokens and reply(policy, Puzzle(4, secret, 0), tokens) is None
             if ended or len(tokens) == 4:
-                success = guess_task.grade("", Puzzle(4, secret, 0), policy.decode(tokens, {})[2])["answer"]
+                success = guess_task.grade("", Puzzle(4, secret, 0), decode(policy, tokens, {})[2])["answer"]
                 found[secret].append((tokens, torch.stack(logprobs), success))
             else:
                 open_.append((secret, tokens, logprobs))
@@ -89,7 +90,7 @@ def test_credit_is_the_change_of_the_sum(tokens):
     """A1 token by token by brute force, and A2 its mean over the secrets that were possible. Guards against an
     end token's credit in another turn, an invalid turn that keeps a value, and a reply known too early."""
     (policy, found), secret = game(0), 3
-    success = guess_task.grade("", Puzzle(4, secret, 0), policy.decode(tokens, {})[2])["answer"]
+    success = guess_task.grade("", Puzzle(4, secret, 0), decode(policy, tokens, {})[2])["answer"]
     a1, a2, _ = credits_along(grow(policy, 4), tokens, secret, success)
     first = {2: [3, 4], 1: [2, 3, 4]}.get(tokens[0], [1, 2, 3, 4])  # possible after the first turn
     for t in range(len(tokens)):

@@ -21,20 +21,19 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from plumbing.flags import new_parser
 from plumbing.progress import one_sentence
 from plumbing.registry import require
-from qwen2_model import scaled
+from qwen2_model import Cache, scaled
 from rollout import Policy
-from sampler import Rows
 from settings import Settings
 from tasks import guess_task
 from train import load_policy
+from turns import reply
 
-ROWS, BLOCK = 512, 128  # histories that are read together, few enough for a CPU's cache; rows in a block of attention
+ROWS = 32  # histories that are read together, each with all its numbers: few enough for a CPU's cache
 
 
 class Level(NamedTuple):
@@ -77,7 +76,7 @@ class Words(NamedTuple):
 def words_of(policy: Policy, n: int) -> Words:
     """The tokens of a game of n numbers. ValueError where a number takes several, or the replies differ in length."""
     numbers, end = [policy.tokenizer.encode(str(g)) for g in range(1, n + 1)], policy.tokenizer.end_tokens[0]
-    replies = [policy.reply(guess_task.Puzzle(n, secret, 0), [*numbers[1], end]) for secret in (3, 1)]
+    replies = [reply(policy, guess_task.Puzzle(n, secret, 0), [*numbers[1], end]) for secret in (3, 1)]
     require({len(x) for x in numbers} == {1} and len(replies[0]) == len(replies[1]),
             "exact values need a model that writes each number as one token, and replies of the same length")
     return Words(policy.prompt(guess_task.Puzzle(n, 1, 0)), [x for x, in numbers], end, replies)
@@ -127,34 +126,40 @@ def read(policy: Policy, words: Words, levels: list[Level], bound: bool) -> tupl
     """Three lists with an entry (R, n) for each level, by guess - 1: pi; the probability of the end token after a
     number; that of a turn which begins with it and is a number in other tokens. And how many tokens were read.
 
-    A row of the flat list is what leads from one history to the next, and the numbers that may follow: each of these
-    sees the history and itself. At the last level only possible numbers count; the others are left out, unless bound.
+    At the last level only possible numbers count; the others are left out, unless bound.
     """
-    reader, numbers, n = Reader(policy.model), torch.tensor(words.numbers), len(words.numbers)
-    again, path, found = other_tokens(policy, words), torch.zeros(1, 0, dtype=torch.long), []
-    for level in levels:
-        low, high, origin = (torch.from_numpy(x) for x in level[:3])
-        row, guess, reply = origin.T
-        said = torch.tensor([[words.end, *said] for said in words.replies])  # (2, W)
-        step = said[reply] if found else torch.tensor([words.prompt])  # (R, W)
-        if found:
-            path = torch.cat((path[row], place[row, :W], place[row, W + guess, None]), 1)  # (R, D)
-        (R, W), some = step.shape, level is levels[-1] and not bound
-        first, count = (low, high - low + 1) if some else (torch.ones_like(low), torch.full_like(low, n))  # (R,) each
-        asked = first[:, None] - 1 + torch.arange(n)  # (R, n) guess - 1, in the columns behind the step
-        real = F.pad(torch.arange(n) < count[:, None], (W, 0), value=True)  # (R, W + n)
-        tokens = torch.cat((step, numbers[asked.clamp(max=n - 1)]), 1)  # (R, W + n)
-        place, table = torch.zeros_like(tokens), torch.zeros(3, R, n, dtype=torch.float64)
-        for rows in count.argsort(descending=True, stable=True).split(ROWS):
-            states, own, place[rows] = reader.states(tokens[rows], real[rows], path[rows], W, level is not levels[-1])
-            r, column = real[rows, W:].nonzero().T  # (M,) each
-            g = asked[rows][r, column]  # (M,) guess - 1
-            p = probabilities_of(policy, states[own[:, W - 1]])[r, numbers[g]]  # (M,)
-            behind = probabilities_of(policy, states[own[r, W + column]])  # (M, V)
-            q = behind[:, words.end]
-            table[:, rows[r], g] = torch.stack((p * q, q, p * (behind * again[g]).sum(1))).double()
-        found.append(table.numpy())
-    return *map(list, zip(*found)), reader.tokens
+    found = [np.zeros((3, len(level.low), len(words.numbers))) for level in levels]
+    tokens = read_level(policy, words, levels, 0, np.array([0]), Cache(policy.model, 1),
+                        torch.tensor([words.prompt]), other_tokens(policy, words), bound, found)
+    return *map(list, zip(*found)), tokens
+
+
+def read_level(policy: Policy, words: Words, levels: list[Level], depth: int, rows: np.ndarray, cache: Cache,
+               step: Tensor, again: Tensor, bound: bool, found: list[np.ndarray]) -> int:
+    """Read what leads to some histories of a level, step (r, W), behind the cache of what came before, then every number
+    that may follow, then the levels below. rows (r,): the histories. Fills `found`; returns how many tokens were read.
+    """
+    level, n = levels[depth], len(words.numbers)
+    wanted = np.ones((len(rows), n), bool) if depth + 1 < len(levels) or bound else level.possible[rows]  # (r, n)
+    r, g = map(torch.from_numpy, np.nonzero(wanted))  # (M,) each: a row, and guess - 1
+    numbers = torch.tensor(words.numbers)  # (n,)
+    p = probabilities_of(policy, policy.model.hidden(step, cache)[:, -1])[r, numbers[g]]  # (M,)
+    cache = cache.rows(r)
+    behind = probabilities_of(policy, policy.model.hidden(numbers[g][:, None], cache)[:, 0])  # (M, V)
+    q = behind[:, words.end]
+    found[depth][:, rows[r], g] = torch.stack((p * q, q, p * (behind * again[g]).sum(1))).double()
+    total = step.numel() + len(g)
+    if depth + 1 < len(levels):
+        place = np.full(wanted.shape, -1)
+        place[wanted] = np.arange(len(g))  # of a row and guess in the cache
+        below = level.child[rows]  # (r, n, 2)
+        row, guess, said = np.nonzero(below >= 0)  # in the order of the level below
+        replies = torch.tensor([[words.end, *text] for text in words.replies])  # (2, W)
+        for part in np.array_split(np.arange(len(row)), -(-len(row) // ROWS)):
+            some = cache.rows(torch.from_numpy(place[row[part], guess[part]]))
+            total += read_level(policy, words, levels, depth + 1, below[row, guess, said][part], some,
+                                replies[said[part]], again, bound, found)
+    return total
 
 
 def probabilities_of(policy: Policy, states: Tensor) -> Tensor:
@@ -172,37 +177,6 @@ def other_tokens(policy: Policy, words: Words) -> Tensor:
     found[:, tokenizer.end_tokens] = True
     found[:, words.end] = False
     return found
-
-
-class Reader:
-    """Reads rows of tokens that continue others; keeps the keys and values of those that will be continued."""
-
-    def __init__(self, model):
-        c, self.model, self.tokens = model.config, model, 0
-        empty = model.output_weight.new_zeros(0, c.num_key_value_heads, c.head_dim)
-        self.kept = [(empty, empty) for _ in model.layers]
-
-    def states(self, tokens: Tensor, real: Tensor, path: Tensor, W: int, keep: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """The states (N, D) of the real ones of tokens (R, S), and the place of each (R, S) in these, and of all kept.
-
-        path (R, C): the kept places that a row continues. Of a row, the first W tokens are a text, and each of the
-        others follows that alone.
-        """
-        (R, S), C, column, before = tokens.shape, path.shape[1], torch.arange(tokens.shape[1]), len(self.kept[0][0])
-        own = (real.flatten().cumsum(0).view_as(real) - 1).where(real, 0)  # (R, S)
-        visible = (column <= column[:, None]) & (column < W) | torch.eye(S, dtype=torch.bool)  # (S, S)
-        visible = F.pad(visible, (C, 0), value=True).expand(R, -1, -1)  # (R, S, C + S)
-        rows = Rows(own, torch.cat((path, own + before), 1), real, visible, self.model, BLOCK)
-
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            seen = tuple(map(torch.cat, zip(self.kept[layer], (k, v))))
-            if keep:
-                self.kept[layer] = seen
-            return rows.attend(q, *seen)
-
-        position = (C + column.clamp(max=W)).expand(R, -1)  # (R, S)
-        self.tokens += int(real.sum())
-        return self.model.hidden(tokens[real], position[real], attend), own, own + before
 
 
 @one_sentence()

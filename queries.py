@@ -1,0 +1,174 @@
+"""What a credit function may ask about a step's responses: `batch.ask`, whose answers run the model again.
+
+Nothing is computed until it is asked for. Several processes share the work, and each of them gets the whole answer.
+
+Alphabet: Q puzzles, G responses to each, B = Q G responses, T tokens of the longest response, D hidden size. `s` is the
+Settings.
+
+Run it:  python train.py --mitigation vineppo
+"""
+from typing import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from plumbing.metrics import tokens_in
+from plumbing.processes import share_out
+from qwen2_model import Qwen2, probabilities, token_logprobs, wide
+from rollout import Policy, TokenBatch, generate_and_grade, grader, responses, seed_of
+from sampler import Part, distinct_texts, part_logprobs, part_states, read_responses, whole_groups
+from settings import Settings
+from turns import context, tokens_reread
+
+ROWS_AT_ONCE = 768  # continuations that are sampled together
+
+
+def once(compute: Callable) -> property:
+    """A property that is computed at its first use. Each use gets a copy, so nobody can change what others read."""
+    def get(ask: "Queries") -> Tensor:
+        if compute.__name__ not in ask.computed:
+            ask.computed[compute.__name__] = compute(ask)
+        return ask.computed[compute.__name__].clone()
+    return property(get, doc=compute.__doc__)
+
+
+class Queries:
+    """The answers about one batch. What is marked @once, and heads, are computed only once."""
+
+    def __init__(self, policy: Policy, batch: TokenBatch, s: Settings, step: int):
+        self.policy, self.batch, self.s, self.step = policy, batch, s, step
+        self.grade = grader(policy.task, s, step, "continuations")  # the task's, or a coin toss
+        self.computed: dict[str, Tensor] = {}  # the answers so far
+        # What the step cost so far, for metrics.csv: tokens sampled, and tokens read without gradient.
+        self.tokens_sampled = int(batch.mask.sum())
+        self.tokens_read = sum(map(len, batch.prompts)) + sum(
+            tokens_reread(batch.prompts[q], replies) for q, replies in zip(batch.group.tolist(), batch.before))
+
+    @once
+    def hidden(self) -> Tensor:
+        """The model's last hidden state (B, T, D) before it emits each token, in float32 or wider, as heads are."""
+        return wide(self.read(part_states, self.policy.model))
+
+    @once
+    def attention(self) -> Tensor:
+        """Attention (B, T, T): [:, t, u] is how much the state that predicts token t attends to token u < t.
+
+        Of the last layer, averaged over its heads.
+        """
+        return self.read(attention_paid, self.policy.model, None, self.batch.mask)
+
+    @torch.no_grad()
+    def head(self, name: str) -> Tensor:
+        """What a head of methods/heads.py says before each token (B, T), 0 on padding: "critic" the expected reward."""
+        if name not in self.policy.heads:
+            raise ValueError(f'no {name}: add needs=("{name}",) to the decorator of this credit function')
+        if name not in self.computed:
+            self.computed[name] = self.policy.heads[name].read(self.hidden, self.batch.mask)
+        return self.computed[name].clone()
+
+    @once
+    def reference_logprob(self) -> Tensor:
+        """Log-prob (B, T) of each token under the reference model, 0 on padding."""
+        if self.policy.reference is None:
+            raise ValueError('no reference model: add needs=("reference",) to the decorator of this credit function')
+        return self.read(part_logprobs, self.policy.reference)
+
+    def logprob_without(self, rows: Tensor, hide: Tensor) -> Tensor:
+        """Log-probs (R, T) of the responses rows (R,), repeats allowed, when no later token can attend to those marked
+        in hide (R, T)."""
+        if not len(rows):
+            return self.batch.logprob[:0]  # (0, T)
+        return self.read(logprobs_without, self.policy.model, rows, hide, self.batch.mask[rows])
+
+    def generator(self, name: str) -> torch.Generator:
+        """A new generator, seeded by --seed, step and name: every call returns one in the same state.
+
+        (On a CPU torch uses 32 bits of the seed: enough for a run's few thousand generators.)
+        """
+        return torch.Generator().manual_seed(seed_of(name, self.s.seed, self.step))
+
+    @torch.no_grad()
+    def read(self, reader: Callable, model: Qwen2, rows: Tensor | None = None, *per_row: Tensor) -> Tensor:
+        """What a reader (see `read_responses` of sampler.py) finds, (R, T, ...), in the responses rows (R,), or in all.
+
+        A few groups are read at a time. per_row: arguments with a row for each response.
+        """
+        batch = self.batch
+        rows = torch.arange(len(batch.tokens), device=batch.tokens.device) if rows is None else rows.to(batch.mask.device)
+        chunks = whole_groups(batch.group[rows], self.s.micro_batch)  # of places in rows
+        self.tokens_read += sum(tokens_in(batch, rows[chunk]) for chunk in chunks)
+
+        def read_some(mine: list[Tensor]) -> list[Tensor]:
+            return [read_responses(reader, model, batch.prompts, *responses(batch, rows[chunk]),
+                                   [x[chunk] for x in per_row]).cpu() for chunk in mine]
+
+        return torch.cat(share_out(chunks, read_some)).to(batch.tokens.device)
+
+    def rollout_values(self, counts: Tensor, k: int = 1, other: bool = False) -> Tensor:
+        """The mean reward (B, T) of k times counts (B, T) continuations of the text before each token (column 0: of the
+        prompt alone), 0 where there are none.
+
+        In float64, and the mean of equal rewards is that reward. A continuation has as many tokens as the limit
+        still allows. other: it begins with any token but the actual one. Prefixes of similar length are sampled
+        together, k continuations of one side by side.
+        """
+        counts = counts.cpu().long()  # (B, T)
+        starts = counts.nonzero().repeat_interleave(counts[counts > 0], 0)  # (N, 2) response and position
+        uniforms = torch.rand(len(starts), k, self.s.max_new_tokens, generator=self.generator("rollouts"),
+                              dtype=torch.float64)  # (N, k, limit)
+        rewards = torch.zeros(len(starts), k, dtype=torch.float64)  # (N, k)
+        order = starts[:, 1].argsort(stable=True)  # (N,) shortest prefix first
+        for chunk in order.split(max(1, ROWS_AT_ONCE // k)) if len(order) else ():  # (n,)
+            rewards[chunk] = self.continue_from(starts[chunk], uniforms[chunk], other)  # (n, k)
+        where, zero = tuple(starts.T), torch.zeros(counts.shape, dtype=torch.float64)
+        one = zero.index_put(where, rewards[:, 0])  # (B, T) a reward of each prefix
+        total = zero.index_put(where, (rewards - one[where][:, None]).sum(1), accumulate=True)
+        return (one + total / (k * counts).clamp(min=1)).to(self.batch.tokens.device)
+
+    def continue_from(self, starts: Tensor, uniforms: Tensor, other: bool) -> Tensor:
+        """The rewards (n, k) of k continuations of each of n prefixes, with the random numbers uniforms (n, k, limit).
+
+        starts (n, 2): a response, and the position of the first token that is sampled anew.
+        """
+        batch, k, (rows, positions) = self.batch, uniforms.shape[1], starts.T  # (n,) each
+        asked = [batch.puzzles[q] for q in batch.group[rows].tolist()]  # n, the puzzle of each prefix
+        prefixes = [batch.tokens[row, :t].tolist() for row, t in starts.tolist()]  # n
+        texts = [context(self.policy, puzzle, prefix) for puzzle, prefix in zip(asked, prefixes)]  # n
+        begun = [len(text) - len(batch.prompts[q]) for q, text in zip(batch.group[rows].tolist(), texts)]  # n
+        left = self.s.max_new_tokens - torch.tensor(begun)  # (n,) of the limit, in which replies count, too
+        excluded = batch.tokens[rows, positions].repeat_interleave(k) if other else None  # (n * k,)
+        samples, grades = generate_and_grade(self.policy, asked, uniforms[..., : left.max()].flatten(0, 1), prefixes,
+                                             left.repeat_interleave(k), excluded, self.grade)
+        self.tokens_sampled += int(samples.mask.sum())
+        # A text that begins another one is not read separately, so it doesn't count.
+        self.tokens_read += sum(map(len, distinct_texts(texts)[0])) + sum(
+            tokens_reread(texts[i // k], replies) for i, replies in enumerate(samples.before))
+        return torch.tensor([grade["reward"] for grade in grades], dtype=torch.float64).view(-1, k)
+
+
+# ------------------------------------------------------------------------------------------- readers of one question
+
+
+def attention_paid(model: Qwen2, part: Part, mask: Tensor) -> Tensor:
+    """What the state before each sampled token pays to each token of its response, (n, T), in the last layer, averaged
+    over its heads; mask (r, T). What is paid to the prompt and to replies is left out."""
+    last, given = model.layers[-1], []
+    with last.register_forward_pre_hook(lambda _, arguments: given.append(arguments)):
+        model.hidden(part.inputs, part.cache)
+    x, turn, bias, _ = given[0]
+    q, _, _ = last.heads(x, turn)  # (r, H, S, d)
+    paid = wide(probabilities(q, part.cache.keys[-1], bias).mean(1))  # (r, S, C + S)
+    own = F.pad(paid[:, :, bias.shape[3] - x.shape[1] + 1 :], (0, 1))  # (r, S, S) from each state to each token it knows
+    found = own.new_zeros(*mask.shape, mask.shape[1])  # (r, T, T)
+    found[mask[:, :, None] & mask[:, None]] = own[part.sampled[:, :, None] & part.sampled[:, None]]
+    return found[mask]
+
+
+def logprobs_without(model: Qwen2, part: Part, hide: Tensor, mask: Tensor) -> Tensor:
+    """log pi (n,) where no later token sees those that are marked in hide (r, T); mask (r, T)."""
+    marked = torch.zeros_like(part.sampled).masked_scatter(part.sampled, hide[mask])  # (r, S)
+    bias = part.cache.bias(S := marked.shape[1])  # (r, 1, S, C + S)
+    others = ~torch.eye(S, dtype=torch.bool, device=bias.device)  # (S, S) a hidden token still sees itself
+    bias[..., -S:].masked_fill_(F.pad(marked, (1, -1))[:, None, None] & others, -torch.inf)
+    return token_logprobs(model, model.hidden(part.inputs, part.cache, bias)[part.sampled], part.tokens)
