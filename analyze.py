@@ -14,10 +14,10 @@ import base64
 import json
 import re
 import textwrap
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from matplotlib.axes import Axes
 
 from plumbing import report
 from plumbing.comparison import NO_DIFFERENCE, Group, Run, comparison_warnings, group_runs, labels, run_method
@@ -262,6 +262,7 @@ def summarize(run: Path, types: str = "ours", log: dict | None = None) -> dict[s
             "climb": end - start, "area": ratio(np.trapezoid(success, steps), steps.max(initial=0)), **passed,
             **dict(zip(SIZES, [figure for measure in MEASURES for figure in sizes_by_type(log, measure)])),
             **{name: np.nansum(metrics[name]) for name in ("tokens_sampled", "tokens_read", "tokens_updated")},
+            **{f"`{name}`": np.nanmean(metrics[name]) for name in added(metrics)},  # no name of ours has backquotes
             "gradient norm": norm.mean(), "its spread": norm.std(), "seconds a step": np.median(seconds)}
 
 
@@ -280,7 +281,8 @@ def method_row(group: Group, columns: list[str]) -> list[str]:
 
 def comparison_tables(groups: list[Group], warning: str) -> list[Table]:
     """What each method learned, and where its credit went, a row per method."""
-    passed = [name for name in next(iter(groups[0].rows.values())) if name.startswith("pass@")]
+    passed, names = ([name for name in next(iter(groups[0].rows.values())) if name.startswith(mark)]
+                     for mark in ("pass@", "`"))
     warning += " With one seed, nothing can be concluded." * (min(len(group.rows) for group in groups) < 2)
     bold = f"**{warning.strip()}** " * bool(warning)
     learned = ("Held-out success: mean over seeds ± half of its 95% interval (Student's t), for these puzzles. Area: the "
@@ -288,13 +290,19 @@ def comparison_tables(groups: list[Group], warning: str) -> list[Table]:
                ["start", "end", "area", *passed, *(f"{name} - baseline" for name in ("end", "area", *passed))])
     credited = ("Size: mean absolute value over the tokens of a type. Of the gradient's norm mean and standard deviation "
                 "over steps.", ["end", *SIZES, "gradient norm", "its spread", "seconds a step"])
-    names = [*dict.fromkeys(x for group in groups for row in group.rows.values() for x in added(row["metrics"]))]
     further = "Those that a grade, a loss or a head added to metrics.csv: means over steps.", names
-    own = [replace(group, rows={seed: {name: np.nanmean(row["metrics"][name]) if name in added(row["metrics"]) else np.nan
-                                       for name in names} for seed, row in group.rows.items()}) for group in groups]
-    return [Table(title, bold + note, ["method", "seeds", *columns], [method_row(group, columns) for group in those])
-            for title, (note, columns), those in (("Learning", learned, groups), ("Credit", credited, groups),
-                                                  ("Further columns", further, own)) if columns]
+    return [Table(title, bold + note, ["method", "seeds", *columns], [method_row(group, columns) for group in groups])
+            for title, (note, columns) in zip(("Learning", "Credit", "Further columns"), (learned, credited, further))
+            if columns]
+
+
+def draw_curve(axis: Axes, group: Group, name: str, alpha: float, color: str, **look) -> None:
+    """A column of metrics.csv by step, where all runs of a method have it: its mean over them, and its interval."""
+    runs = [dict(zip(row["metrics"]["step"], row["metrics"].get(name, []))) for row in group.rows.values()]
+    steps = [step for step in runs[0] if all(np.isfinite(run.get(step, np.nan)) for run in runs)]
+    mean, low, high, _ = np.reshape([t_estimate([run[step] for run in runs]) for step in steps], (-1, 4)).T
+    axis.plot(steps, mean, ms=3, lw=1, color=color, **look)
+    axis.fill_between(steps, low, high, color=color, alpha=alpha, lw=0)
 
 
 def draw_methods(groups: list[Group], file: Path) -> None:
@@ -304,28 +312,24 @@ def draw_methods(groups: list[Group], file: Path) -> None:
     curves = {"heldout_success": "Held-out success", "length": "Tokens a response", "grad_norm": "Gradient norm"}
     curves = curves if any(row["curve"] for row in rows) else {"reward": "Reward", "length": "Tokens a response"}
     further = dict.fromkeys(name for row in rows for name in added(row["metrics"]))
-    wide, count = len(curves) + 1, len(curves) + 1 + len(further)  # axes in a line, and in all
-    figure, axes = report.new_figure(wide, 3 * -(-count // wide) + 0.2 * len(groups), lines=-(-count // wide))
-    for axis in axes[count:]:
-        axis.set_visible(False)
-    axes, bars = [*axes[: wide - 1], *axes[wide:count]], axes[wide - 1]
+    wide, lines = len(curves) + 1, 1 + -(-len(further) // (len(curves) + 1))  # axes in a line
+    figure, axes = report.new_figure(wide, 3 * lines + 0.2 * len(groups), lines=lines)
+    bars, axes = axes[wide - 1], [*axes[: wide - 1], *axes[wide:]]
+    for axis in axes[wide - 1 + len(further) :]:
+        axis.remove()
     curves |= {name: textwrap.fill(report.visible(name), 20, max_lines=2, placeholder=" …") for name in further}
     for i, group in enumerate(groups):
-        colour, style = PALETTE[i % len(PALETTE)], ("-", "--", ":", "-.")[i // len(PALETTE) % 4]
+        look = {"color": PALETTE[i % len(PALETTE)], "linestyle": ("-", "--", ":", "-.")[i // len(PALETTE) % 4]}
         label = report.wrap_heading(method_name(group.label), 1)
         for axis, name in zip(axes, curves):
-            runs = [dict(zip(row["metrics"]["step"], row["metrics"].get(name, []))) for row in group.rows.values()]
-            steps = [step for step in runs[0] if all(np.isfinite(run.get(step, np.nan)) for run in runs)]
-            mean, low, high, _ = np.reshape([t_estimate([run[step] for run in runs]) for step in steps], (-1, 4)).T
-            axis.plot(steps, mean, style, color=colour, marker="os^D"[i % 4], ms=3, lw=1, label=label)
-            axis.fill_between(steps, low, high, color=colour, alpha=0.25 if len(groups) < 4 else 0.1, lw=0)
+            draw_curve(axis, group, name, 0.25 if len(groups) < 4 else 0.1, label=label, marker="os^D"[i % 4], **look)
         mean, _, high, _ = zip(*(estimate(group, name) for name in SIZES[:2]))  # (2,) each
-        bars.bar(np.arange(2) + 0.8 * (i + 0.5) / len(groups) - 0.4, mean, 0.7 / len(groups), color=colour,
-                 ls=style, ec="black", yerr=np.subtract(high, mean))
+        bars.bar(np.arange(2) + 0.8 * (i + 0.5) / len(groups) - 0.4, mean, 0.7 / len(groups), ec="black",
+                 yerr=np.subtract(high, mean), **look)
     if single := len(rows) == 1 and "heldout_success" in curves:
         steps, success, error = heldout(rows[0]["metrics"])
         axes[0].errorbar(steps, success, 1.96 * error, fmt="none", color=PALETTE[0], capsize=3)
-    for axis, title in zip((*axes, bars), (*curves.values(), "Contribution")):
+    for axis, title in zip((bars, *axes), ("Contribution", *curves.values())):
         axis.set(title=title, xlabel="step", ylim=(min(0, axis.dataLim.ymin), 1.05 * max(0, axis.dataLim.ymax) or 1))
         axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     bars.set(xlabel="mean |credit · log p|", xticks=[0, 1], xticklabels=ROLES[:2])
@@ -338,11 +342,11 @@ def compare_runs(folders: list[Path], types: str) -> None:
     """Print the comparison of runs; write it and a picture of the methods to comparison/ beside them."""
     configs, out = [read_config(folder) for folder in folders], folders[0].parent / "comparison"
     figures = [summarize(folder, types) for folder in follow("reading runs", folders)]
-    passed = {name: np.nan for own in figures for name in own if name.startswith("pass@")}  # NaN where not measured
+    every = {name: np.nan for own in figures for name in own}  # NaN where a run has not measured it
     shared = [{name: x for name, x in config["settings"].items() if name not in NO_DIFFERENCE} for config in configs]
     plain = min((method for method in map(run_method, configs) if method.split()[0] == "none"), key=len, default="")
     runs = [Run(str(folder), label, json.dumps(setting), run_method(config) == plain, config["settings"]["seed"],
-                passed | own, config["inputs"], is_finished(folder))
+                every | own, config["inputs"], is_finished(folder))
             for folder, config, label, setting, own in zip(folders, configs, labels(configs), shared, figures)]
     groups, warning = group_runs(runs), " ".join(comparison_warnings(runs))
     text = "\n".join(["# Comparison\n", *map(str, comparison_tables(groups, warning))])

@@ -52,8 +52,11 @@ TESTED = {"gradients.measure", "original.attention", "original.part4", "real.rep
           "rollouts.trl", "study.run", "truth.measure", "truth.score"}  # where their own tests call them
 SMALL = {  # the other commands, with their words, and what makes them cheap
     pages: ("", {}), pretrained: ("", {}), silent: ("", {}), turns: ("--tables", {}), values: ("", {}),
-    playground: ("--out {}/out.html", {"build": lambda *_: "page"}),  # which test_page.py calls
-    problems: ("", {"COUNT": 40}), benchmark: ("--out {}/out.md", {"WARM_UPS": 0, "ROUNDS": 1}),
+    playground: ("--out {}/out.html", {  # test_page.py calls build
+        "build": lambda *_: "page", "replace_file": lambda file, write: write(file)}),
+    problems: ("", {"COUNT": 40, "FOLDER": Path()}),
+    benchmark: ("--out {}/out.md", {"WARM_UPS": 0, "ROUNDS": 1, "FIXED": {"x 4 tokens": {"limit": 4, "fixed": True}},
+                                    "start": lambda kind, *_, **__: contextlib.nullcontext(kind)}),
     checks: ("", {"SPLITS": 1, "FILES": {"toy": checks.FILES["countdown-tiny"]}}),
     noise: ("run", {"GAMES": 4, "CHECKPOINTS": {0: "", 50: "", 100: ""}, "ANSWERS": (2, 3),
                     "read_config": lambda _: {"settings": {"task": "guess", "max_new_tokens": 24}}})}
@@ -68,15 +71,11 @@ def test_a_command_of_the_pages_runs(program, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(Figure, "savefig", lambda *_: None)
     monkeypatch.setattr(guess_task, "GUESSES", 2)
     monkeypatch.setattr(statistics, "RESAMPLES", 100 if program is checks else statistics.RESAMPLES)
-    monkeypatch.setattr(problems, "FOLDER", tmp_path)
     monkeypatch.setitem(sys.modules, "reasoning_gym", SimpleNamespace(
         create_dataset=lambda *_, **__: [{"question": "1 + 1?", "answer": "2"}]))
-    monkeypatch.setattr(playground, "replace_file", lambda file, write: write(file))
-    monkeypatch.setattr(benchmark, "FIXED", {"x 4 tokens": {"limit": 4, "fixed": True}})
     monkeypatch.setitem(benchmark.REAL["real lengths"], "limit", 6)
     for name in ("ours", "theirs"):
         monkeypatch.setattr(contestants, name, functools.cache(getattr(contestants, name)))  # loads its model once
-    monkeypatch.setattr(benchmark, "start", lambda kind, *_, **__: contextlib.nullcontext(kind))
 
     def turn(name, process, case, seed):
         """A contestant in this process; its rate is how many tokens it sampled."""

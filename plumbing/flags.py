@@ -14,6 +14,7 @@ import torch
 from plumbing.files import check_fields, read_json
 from plumbing.processes import leads
 from plumbing.progress import fail
+from plumbing.registry import require
 from plumbing.runs import read_config
 from settings import Settings
 
@@ -107,8 +108,7 @@ def load_function(name: str | None) -> Callable[[dict], object]:
             raise ValueError(f"--on_step {name}: {module} needs {error.name}: {error}") from None
         raise ValueError(f"--on_step {name}: {error}; name module:function, such as tracking:log for `log` in a file "
                          "tracking.py beside train.py") from None
-    if not callable(found):
-        raise ValueError(f"--on_step {name}: {found!r:.50} is no function")
+    require(callable(found), f"--on_step {name}: {found!r:.50} is no function")
     return found
 
 
@@ -212,8 +212,7 @@ def changed(settings: Settings, defaults: Settings, hyper_parameters: dict, meth
 def check_range(settings: Settings, names: tuple[str, ...], lowest: float, below: float = 1e12) -> None:
     """ValueError unless lowest <= value < below, where float32 does not overflow yet, for each named setting."""
     for name in names:
-        if not lowest <= getattr(settings, name) < below:
-            raise ValueError(f"--{name} must be at least {lowest:g} and below {below:g}")
+        require(lowest <= getattr(settings, name) < below, f"--{name} must be at least {lowest:g} and below {below:g}")
 
 
 def check_device(device: str) -> None:

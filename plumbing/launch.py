@@ -2,7 +2,7 @@
 
 A first reading can skip it. `s` is the Settings.
 """
-import time
+import timeit
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -12,6 +12,7 @@ import torch
 
 from plumbing.flags import check_range
 from plumbing.progress import follow
+from plumbing.registry import require
 from plumbing.task_file import load_task
 from settings import Settings
 
@@ -30,12 +31,11 @@ def check(s: Settings) -> None:
                     "state_every", "warmup_steps", "pass_at", "lora_rank"), lowest=0)
     check_range(s, ("beta1", "beta2", "clip_low"), lowest=0, below=1)
     check_range(s, ("max_grad_norm", "temperature", "lora_alpha"), lowest=1e-6)
-    if s.warmup_steps > s.steps > 0:
-        raise ValueError(f"--warmup_steps {s.warmup_steps} must be at most --steps {s.steps}")
-    if s.questions * s.answers > 2**16 or s.max_new_tokens > 2**16:  # the credit log numbers them with 16 bits
-        raise ValueError("--questions times --answers, and --max_new_tokens, must be at most 65,536")
-    if s.answers == 1 and s.steps > 0:
-        raise ValueError("--answers 1 leaves no group to compare with: ask for 2 or more")
+    require(s.warmup_steps <= s.steps or not s.steps,
+            f"--warmup_steps {s.warmup_steps} must be at most --steps {s.steps}")
+    require(max(s.questions * s.answers, s.max_new_tokens) <= 2**16,  # the credit log numbers them with 16 bits
+            "--questions times --answers, and --max_new_tokens, must be at most 65,536")
+    require(s.answers > 1 or not s.steps, "--answers 1 leaves no group to compare with: ask for 2 or more")
 
 
 def advice(s: Settings, heldout: int) -> Iterator[str]:
@@ -53,12 +53,8 @@ def advice(s: Settings, heldout: int) -> Iterator[str]:
 
 def product_seconds(dtype: torch.dtype) -> float:
     """The seconds of a small product, the shortest of three."""
-    x, w, found = torch.ones(32, 512, dtype=dtype), torch.ones(512, 512, dtype=dtype), []
-    for _ in range(4):  # the first one also prepares
-        began = time.perf_counter()
-        x @ w.T
-        found.append(time.perf_counter() - began)
-    return min(found[1:])
+    x, w = torch.ones(32, 512, dtype=dtype), torch.ones(512, 512, dtype=dtype)
+    return min(timeit.repeat(lambda: x @ w.T, number=1, repeat=4)[1:])  # the first one also prepares
 
 
 def with_model(s: Settings) -> Settings:
@@ -90,13 +86,11 @@ def check_puzzles(policy: Any, drawn: list, heldout: list, s: Settings) -> None:
 def check_lengths(policy: Any, puzzles: list, s: Settings) -> None:
     """ValueError when prompt and response don't fit the model, or the tokenizer doesn't fit its vocabulary."""
     size, c = policy.tokenizer.size, policy.model.config
-    if size > c.vocab_size:
-        raise ValueError(f"the tokenizer in {s.model} has {size} tokens, the model {c.vocab_size}: add the others with "
-                         "resize_token_embeddings of transformers")
+    require(size <= c.vocab_size, f"the tokenizer in {s.model} has {size} tokens, the model {c.vocab_size}: add the "
+            "others with resize_token_embeddings of transformers")
     longest, limit = max(len(policy.prompt(puzzle)) for puzzle in puzzles), c.max_position_embeddings
-    if longest + s.max_new_tokens > limit:
-        raise ValueError(f"a prompt of {longest} tokens and --max_new_tokens {s.max_new_tokens} exceed the model's "
-                         f"limit of {limit} tokens: lower --max_new_tokens")
+    require(longest + s.max_new_tokens <= limit, f"a prompt of {longest} tokens and --max_new_tokens "
+            f"{s.max_new_tokens} exceed the model's limit of {limit} tokens: lower --max_new_tokens")
 
 
 def responses_that_fit(policy: Any, puzzles: list, s: Settings) -> int:

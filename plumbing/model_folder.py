@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from plumbing.files import check_fields, read_json, read_tensors
+from plumbing.registry import require
 
 # Tokenizers, chat templates and the defaults of `generate`, but not optimizer states or weights in other formats.
 BESIDE = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "chat_template*",
@@ -14,6 +15,8 @@ BESIDE = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.j
 INERT = {"model_type", "architectures", "dtype", "torch_dtype", "transformers_version", "_name_or_path", "use_cache",
          "bos_token_id", "eos_token_id", "pad_token_id", "initializer_range", "attention_dropout", "rope_parameters",
          "rope_scaling", "rope_theta", "partial_rotary_factor"}
+SUPPORTED = {"hidden_act": "silu", "use_sliding_window": False, "is_causal": True, "mlp_bias": False,
+             "pretraining_tp": 1, "quantization_config": False}  # what these must be where they are not empty
 LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")  # of RoPE's type llama3
 ROPE_REFUSED = ("config.json sets rope_type, factor or partial_rotary_factor to a value that is not supported: take a "
                 "checkpoint with plain RoPE, or that of Llama 3")
@@ -49,24 +52,17 @@ def check_folder(folder: Path) -> None:
             raise ValueError(f"{folder} is {found}" if folder.is_file() else f"{folder} holds {found}")
     if not (folder / "config.json").is_file():
         raise FileNotFoundError(f"{folder} is not a model folder: it has no config.json")
-    if (folder / "metrics.csv").is_file():
-        raise ValueError(f"{folder} is a run folder: name the model in it, {folder / 'checkpoint'}")
+    require(not (folder / "metrics.csv").is_file(),
+            f"{folder} is a run folder: name the model in it, {folder / 'checkpoint'}")
 
 
 def check_supported(given: dict, family: str, known: set[str]) -> None:
     """ValueError where a config.json, without its nulls, asks for something that qwen2_model.py doesn't have. known:
     the fields that it reads."""
     layers = given.get("layer_types", [])
-    unsupported = {
-        "hidden_act": given.get("hidden_act", "silu") != "silu",
-        "use_sliding_window": given.get("use_sliding_window", False),
-        "is_causal": not given.get("is_causal", True),
+    unsupported = {name: (given.get(name, right) or False) != right for name, right in SUPPORTED.items()} | {
         "layer_types": type(layers) is not list or any(layer != "full_attention" for layer in layers),
-        "attention_bias": family != "qwen2" and given.get("attention_bias", False),
-        "mlp_bias": given.get("mlp_bias", False),
-        "pretraining_tp": given.get("pretraining_tp", 1) != 1,
-        "quantization_config": given.get("quantization_config", False),
-    }
+        "attention_bias": family != "qwen2" and given.get("attention_bias", False)}
     if family not in ("qwen2", "qwen3", "llama"):  # one that somebody adds: a field unknown here may matter
         unsupported |= {name: given[name] is not False for name in given.keys() - {*known, *unsupported, *INERT}}
     if any(unsupported.values()):
@@ -79,8 +75,7 @@ def config_values(source: dict, families: list[str], types: dict[str, type], own
     that are known already. ValueError: see parse_config there."""
     given = {name: value for name, value in source.items() if value is not None}
     family = given.get("model_type")
-    if family not in families:
-        raise ValueError(f"model_type {family!r:.50} is not supported, only {', '.join(families)}")
+    require(family in families, f"model_type {family!r:.50} is not supported, only {', '.join(families)}")
     check_supported(given, family, set(types))
     check_fields(given, {"hidden_size": int, "num_attention_heads": int}, "config.json")
     D, H = given["hidden_size"], given["num_attention_heads"]
@@ -93,8 +88,8 @@ def config_values(source: dict, families: list[str], types: dict[str, type], own
     for name, field_type in types.items():
         if (field_type is int and not 1 <= values[name] < 2**24) or (field_type is float and values[name] <= 0):
             raise ValueError(f"config.json: {name} can't be {values[name]}")
-    if H % values["num_key_value_heads"] or values["head_dim"] % 2:
-        raise ValueError("config.json: num_attention_heads must be a multiple of num_key_value_heads, head_dim even")
+    require(H % values["num_key_value_heads"] == values["head_dim"] % 2 == 0,
+            "config.json: num_attention_heads must be a multiple of num_key_value_heads, head_dim even")
     return {name: values[name] for name in types}
 
 
@@ -105,8 +100,8 @@ def rope_parameters(config: dict) -> dict:
     """
     own, found = {name: config[name] for name in ("partial_rotary_factor", "rope_theta") if name in config}, {}
     for rope in (config.get("rope_parameters", {}), config.get("rope_scaling", {}), own):  # of version 5, 4 and both
-        if not isinstance(rope, dict) or any(isinstance(value, dict) for value in rope.values()):  # by layer
-            raise ValueError(ROPE_REFUSED)
+        require(isinstance(rope, dict) and not any(isinstance(value, dict) for value in rope.values()),  # by layer
+                ROPE_REFUSED)
         for name, value in rope.items():
             name = "rope_type" if name == "type" else name
             if value is not None and found.setdefault(name, value) != value:
@@ -150,12 +145,11 @@ def read_weights(folder: Path, device: str | torch.device, dtype: torch.dtype, t
         found |= {name: tensor for name, tensor in tensors.items() if not name.endswith("rotary_emb.inv_freq")}
     embedding = found.get("model.embed_tokens.weight")
     output = found.pop("lm_head.weight", embedding) if tied else found.get("lm_head.weight")
-    if tied and embedding is not None and output is not embedding and not torch.equal(output, embedding):
-        raise ValueError(f"{folder} has a lm_head.weight that is not the embedding, but its config.json ties the two: "
-                         "set tie_word_embeddings to false to use it, or remove the tensor")
-    if not tied and output is None:
-        raise ValueError(f"{folder} lacks lm_head.weight: set tie_word_embeddings to true in its config.json if the "
-                         "output matrix is the embedding, else download it again")
+    require(not tied or embedding is None or output is embedding or torch.equal(output, embedding),
+            f"{folder} has a lm_head.weight that is not the embedding, but its config.json ties the two: set "
+            "tie_word_embeddings to false to use it, or remove the tensor")
+    require(tied or output is not None, f"{folder} lacks lm_head.weight: set tie_word_embeddings to true in its "
+            "config.json if the output matrix is the embedding, else download it again")
     return found
 
 
@@ -180,11 +174,9 @@ def read_adapter(folder: Path, rank: int, alpha: float, dtype: torch.dtype, mode
     if other := [name for name, x in config.items() if x not in allowed.get(name, ())]:
         raise ValueError(f"{file} sets {', '.join(other)} to a value that is not supported: merge the adapter into its "
                          "model with merge_and_unload of peft, and pass that to --model")
-    if (config["r"], config["lora_alpha"]) != (rank, alpha):
-        raise ValueError(f"{folder} has another rank or alpha: pass --lora_rank {config['r']} "
-                         f"--lora_alpha {config['lora_alpha']}")
+    require((config["r"], config["lora_alpha"]) == (rank, alpha), f"{folder} has another rank or alpha: pass "
+            f"--lora_rank {config['r']} --lora_alpha {config['lora_alpha']}")
     named = config.get("base_model_name_or_path") or ""  # PEFT leaves it empty where the model has no name
-    if named and not is_base(named, model):
-        raise ValueError(f"{folder} is an adapter of {named}, not of {model}: pass that to --model or, if both are one "
-                         f"model, write {model} as base_model_name_or_path into {file}")
+    require(not named or is_base(named, model), f"{folder} is an adapter of {named}, not of {model}: pass that to "
+            f"--model or, if both are one model, write {model} as base_model_name_or_path into {file}")
     return read_tensors(folder / "adapter_model.safetensors", dtype=dtype)

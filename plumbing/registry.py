@@ -124,14 +124,9 @@ def check_order(s: Settings, device: torch.device, advantage: Callable, norm: Ca
     reward, success = draw(6), torch.tensor([0, 1, 0.3, 0.8, 0, 1], dtype=torch.float64, device=device)  # (6,) unequal
     logprob, credit = -draw(6, 8).float(), draw(6, 8).float() - 0.5
     mask = torch.arange(8, device=device) < torch.tensor([[5], [1], [3], [4], [8], [2]], device=device)  # (6, 8)
-
-    def compare(reward: Tensor, success: Tensor) -> Tensor:
-        groups = reward.view(2, 3)
-        return check_advantage(advantage(groups, success.view(2, 3)), groups, s.advantage).flatten()
-
-    def gain(*drawn: Tensor) -> Tensor:
-        return check_loss(loss(*drawn, s), drawn[3], s)[0].masked_fill(~drawn[3], 0)
-
+    grouped = lambda x: x.view(2, 3)
+    compare = lambda r, won: check_advantage(advantage(grouped(r), grouped(won)), grouped(r), s.advantage).flatten()
+    gain = lambda *drawn: check_loss(loss(*drawn, s), drawn[3], s)[0].masked_fill(~drawn[3], 0)
     share = lambda mask: check_share(norm(mask, s), mask, s)
     for flag, function, rows, drawn in (
             (f"--advantage {s.advantage}", compare, rows, (reward, success)),

@@ -32,7 +32,7 @@ def write_log(folder, step, factor):
     write_credit_log(folder / "credit" / f"step-{step:06d}.npz", step, batch, credit)
 
 
-def write_metrics(folder, heldout):
+def write_metrics(folder, heldout=((0, 0.25), (1, ""), (2, 0.75))):
     """metrics.csv with the given steps and held-out success. Step 0 has nothing else, the others 0.5 of all else."""
     run_folder.write_header(folder, ["of a head"])
     for step, success in heldout:
@@ -172,19 +172,16 @@ def test_lone_spaces_are_left_out_of_their_type_alone(tmp_path):
     assert analyze.count_types(log, tmp_path, "no_spaces")["role"].tolist() == [-1, 1, 0, 0, -1]
 
 
-def test_errors_are_clustered_by_puzzle(run, tokenizer):
-    """Guards against tokens and responses to a puzzle that count as independent: filler is (1, 1) and (2, 2)."""
+def test_errors_are_clustered_by_puzzle(run, tokenizer, monkeypatch):
+    """Guards against tokens and responses to a puzzle that count as independent: filler is (1, 1) and (2, 2); a sign
+    that hides a large t, and wrong limits."""
+    monkeypatch.setattr(report, "t_statistics", lambda *_: np.array([-3.5, 2, 0.5]))
     table = credit_table(run, tokenizer, WHERE)
     assert row_of(table, "filler")["abs(contribution)"] == "1.500 ± 0.980"  # 1.96 * sqrt(2 * 2 * 1**2) / 4
     assert table.note.startswith("4 responses. ")
     assert "0.94 by contribution, 1.45 by gradient" in table.note  # filler / reasoning: 1 / 1.0625, .5 / .34375
-
-
-def test_t_by_construction(run, tokenizer, monkeypatch):
-    """Guards against a sign that hides a large t, and wrong limits."""
-    monkeypatch.setattr(report, "t_statistics", lambda *_: np.array([-3.5, 2, 0.5]))
-    note = credit_table(run, tokenizer, WHERE).note
-    assert "at 3 positions" in note and "beyond 3 at 33.3%, within 1.5 at 33.3%; mean abs(t) 2.00." in note
+    assert "at 3 positions" in table.note
+    assert "beyond 3 at 33.3%, within 1.5 at 33.3%; mean abs(t) 2.00." in table.note
 
 
 def test_top_tokens_are_counted_within_their_type(tokenizer):
@@ -261,7 +258,7 @@ def test_a_puzzle_keeps_its_name_whatever_it_looks_like(run, tmp_path):
     batch = make_batch([1, 1, 2], [1.0, 0.0, 0.0], groups=[0, 1, 1], puzzles=tuple(texts),
                        task=SimpleNamespace(show=lambda puzzle: puzzle))
     write_credit_log(run / "credit" / "step-000002.npz", 2, batch, batch.mask.float())
-    write_metrics(run, [[0, 0.25], [1, ""], [2, 0.75]])
+    write_metrics(run)
     log = read_log(run)
     rows = np.flatnonzero(log["position"] == 0)
     assert [analyze.describe(log, row).partition("Puzzle: ")[2] for row in rows] == ["[1, 2, 3] -> 6"] * 2 + [
@@ -291,7 +288,7 @@ def test_a_run_without_any_credit_is_analyzed(run, call):
     """Guards against a division by zero where every group had equal rewards."""
     for step in (1, 2):
         write_log(run, step, factor=0)
-    write_metrics(run, [[0, 0.25], [1, ""], [2, 0.75]])  # with the checksums of the changed log
+    write_metrics(run)  # with the checksums of the changed log
     assert "nan" not in call(run)
     assert "# Comparison" not in call(run, f"{run}/")  # the same folder once more is not another run
 
@@ -420,20 +417,15 @@ def test_areas_of_other_grids_are_not_comparable(tmp_path, call):
 
 
 def test_the_baseline_is_none_with_the_same_settings(run, call):
-    """Guards against RLOO that is called GRPO, a baseline of another learning rate, and --normalize taken for one."""
-    call(run, make_run(run.parent / "m", 0.8, mitigation="m", lr=0.2),
-         make_run(run.parent / "rloo", 0.9, mitigation="none", advantage="rloo"),
-         make_run(run.parent / "k", 0.7, mitigation="k", normalize="none", device="cuda"))
-    assert [(label, row["end - baseline"]) for label, row in table_of(run).items()] == [  # the best of the others first
-        ("none lr=0.1", ""), ("none advantage=rloo lr=0.1", "0.150"), ("m lr=0.2", ""), ("k lr=0.1", "-0.050")]
-
-
-def test_without_grpo_the_baseline_is_rloo(run, call):
-    """Guards against a user who begins with RLOO, as README says, and gets no difference."""
+    """Guards against RLOO that is called GRPO, a baseline of another learning rate, --normalize taken for one, and a
+    user who begins with RLOO, as README says, and gets no difference."""
+    found = lambda *runs: (call(*runs), [(label, row["end - baseline"]) for label, row in table_of(run).items()])[1]
     rloo = make_run(run.parent / "rloo", 0.9, mitigation="none", advantage="rloo")
-    call(rloo, make_run(run.parent / "m", 0.8, mitigation="m"))
-    assert [(label, row["end - baseline"]) for label, row in table_of(rloo).items()] == [
-        ("none advantage=rloo", ""), ("m", "-0.100")]
+    others = [make_run(run.parent / "m", 0.8, mitigation="m", lr=0.2),
+              make_run(run.parent / "k", 0.7, mitigation="k", normalize="none", device="cuda")]
+    assert found(run, rloo, *others) == [  # the best of the others first
+        ("none lr=0.1", ""), ("none advantage=rloo lr=0.1", "0.150"), ("m lr=0.2", ""), ("k lr=0.1", "-0.050")]
+    assert found(rloo, others[1]) == [("none advantage=rloo", ""), ("k", "-0.200")]
 
 
 def group(label, ends):
@@ -549,6 +541,6 @@ def test_tokens_of_another_tokenizer_are_refused_in_one_sentence(run, call):
     """Guards against the name of another token: Python takes -1 for the last one."""
     for shift in (9999, -9999 - 400):
         change_log(run, "token", lambda x: x + np.int32(shift))
-        write_metrics(run, [[0, 0.25], [1, ""], [2, 0.75]])  # with the checksum of the changed log
+        write_metrics(run)  # with the checksum of the changed log
         with pytest.raises(SystemExit, match="^error: .*credit has tokens that .*tokenizer.json lacks$"):
             call(run)

@@ -44,10 +44,7 @@ TEMPLATES = {
         "{% set said = said.split('</think>')[-1].lstrip('\n') %}{% endif %}{{ '<|im_start|>assistant\n' }}"
         "{% if loop.index0 > ns.last and (loop.last or thought) %}{{ '<think>\n' + thought + '\n</think>\n\n' }}"
         "{% endif %}{{ said + '<|im_end|>\n' }}{% elif m.role != 'tool' %}" + TURN + TOOLS,
-    "smollm2": "{% if messages[0].role != 'system' %}{{ '<|im_start|>system\nYou are small.<|im_end|>\n' }}{% endif %}"
-        + CHATML,
-    "phi": "{% for m in messages %}{{ '<|im_start|>' + m.role + '<|im_sep|>' + m.content + '<|im_end|>' }}{% endfor %}"
-        "{% if add_generation_prompt %}{{ '<|im_start|>assistant<|im_sep|>' }}{% endif %}",
+    "phi": CHATML.replace("<|im_end|>\n", "<|im_end|>").replace("\n", "<|im_sep|>"),
     "gemma": SYSTEM + "{{ bos_token }}{% for m in (messages[1:] if messages[0].role == 'system' else messages) %}"
         "{% if (m.role == 'user') != loop.index0 is even %}{{ raise_exception('Roles must\nalternate') }}{% endif %}"
         "{{ '[H]' + m.role.replace('assistant', 'model') + '\n' + (first + '\n\n' if loop.first and first else '') }}"
@@ -105,7 +102,7 @@ def ids_of(hf, messages):
 BRIEF, ASKED, SAID, TOLD = user(" Be brief.\n", "system"), user(TEXT), user(THOUGHT, "assistant"), user("5 ", "tool")
 TALKS = {"user": [ASKED], "system": [BRIEF, ASKED], "empty": [user("", "system"), ASKED, SAID, user("?")],
          "long": [BRIEF, ASKED, SAID, ASKED, SAID, ASKED],
-         "tools": [BRIEF, ASKED, SAID, TOLD, user('{"x": [1]}', "tool")],
+         "tools": [BRIEF, ASKED, SAID, TOLD, user('{"x": ["é"]}', "tool")],
          "continued": [BRIEF, ASKED, SAID, ASKED, user(" 2 + ", "assistant")]}
 REFUSED = {("rounds", "user"): "System first", ("mistral", "tools"): "Only user and assistant",
            ("gemma", "tools"): "Roles must alternate"}  # a line break in it is a space in ours
@@ -130,7 +127,7 @@ def test_replies_are_what_transformers_writes_behind_a_turn(name, folders):
     hf, ours = folders[name]
     turns, stop = ["5", "x = 5"], [hf.eos_token_id]
     told = [[user(" And 3 * 4?")], [user("Go on"), user("So", "assistant")]]
-    if name in ("llama", "qwen2.5", "qwen3", "smollm2", "phi", "rounds"):
+    if name in ("llama", "qwen2.5", "qwen3", "phi", "rounds"):
         told[0] = [TOLD, TOLD, user("Are you sure?")]
     policy = Policy(None, ours, SimpleNamespace(prompt=lambda puzzle, chat: [BRIEF, ASKED],
                                                 reply=lambda turns, puzzle, chat: told[len(turns) - 1]))

@@ -44,12 +44,12 @@ def of_peft(family, folder, targets=TARGETS, trained=True, **options):
     return peft
 
 
-def ours(folder, dtype=torch.float32, adapter="adapter"):
+def ours(folder, dtype=torch.float32, adapter="adapter", rank=RANK):
     """Our model of `folder`/base with adapters, those of `folder`/adapter or, without one, new."""
     model = load_model(folder / "base", dtype=dtype)
-    add_adapters(model, RANK, ALPHA, 0)
+    add_adapters(model, rank, ALPHA, 0)
     if adapter:
-        load_adapters(model, folder / adapter, RANK, ALPHA, folder / "base")
+        load_adapters(model, folder / adapter, rank, ALPHA, folder / "base")
     return model
 
 
@@ -161,12 +161,10 @@ def test_an_adapter_that_began_elsewhere_has_the_logits_of_peft(init, tmp_path):
         for name, p in peft.named_parameters():
             torch.nn.init.normal_(p, std=0.2) if "lora_" in name else None
         peft.save_pretrained(tmp_path / "adapter")
-    model, tokens = load_model(tmp_path / "base"), random_tokens(2, 9)
-    add_adapters(model, 4, ALPHA, 0)
-    plain = model(tokens)
-    load_adapters(model, tmp_path / "adapter", 4, ALPHA, tmp_path / "base")
-    assert_close(model(tokens), peft(tokens).logits, 1e-5)
-    assert torch.equal(model(tokens), plain) == (init == "gaussian")  # its B is 0 at first
+    tokens = random_tokens(2, 9)
+    found = ours(tmp_path, rank=4)(tokens)
+    assert_close(found, peft(tokens).logits, 1e-5)
+    assert torch.equal(found, load_model(tmp_path / "base")(tokens)) == (init == "gaussian")  # its B is 0 at first
 
 
 @pytest.mark.parametrize("named, taken", [
@@ -175,8 +173,8 @@ def test_an_adapter_that_began_elsewhere_has_the_logits_of_peft(init, tmp_path):
 def test_an_adapter_belongs_to_the_base_that_it_names(named, taken, tmp_path):
     """Guards against another function without a word, and against a refusal of the same weights in another folder."""
     of_peft("llama", tmp_path)
-    shutil.copytree(tmp_path / "base", tmp_path / "copy")
-    shutil.copytree(tmp_path / "base", tmp_path / "other")
+    for copy in ("copy", "other"):
+        shutil.copytree(tmp_path / "base", tmp_path / copy)
     tensors = load_file(tmp_path / "base" / "model.safetensors")
     save_file({name: x * 1.01 for name, x in tensors.items()}, tmp_path / "other" / "model.safetensors")
     file = tmp_path / "adapter" / "adapter_config.json"
