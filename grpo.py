@@ -198,8 +198,8 @@ def micro_batches(batch: TokenBatch, credit: Tensor, s: Settings) -> list[Tensor
 
 
 def read_again(model: Qwen2, batch: TokenBatch, micro_batches: list[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-    """The responses once more, some of like length at a time: their places in the batch (b,), and log pi of their tokens
-    (b, T), with gradient. The backward pass of each must follow before the next one is taken, so that its memory is free.
+    """The responses once more, some of like length at a time: their places in the batch (b,), and log pi of their
+    tokens (b, T), with gradient. The backward pass of each comes before the next one is taken, and frees its memory.
     """
     for micro_batch in micro_batches:
         for part in read_in_parts(model, batch.prompts, *responses(batch, micro_batch), separately=True):

@@ -4,7 +4,7 @@ Each matrix W of the layers gets two of rank r, A (r, inputs) and B (outputs, r)
 
     y = x W^T + (alpha / r) (x A^T) B^T
 
-B is 0 at first, so the model begins as it was. What is frozen needs no gradient, no float32 master and no moments. Why a
+B is 0 at first, so the model begins as it was. What is frozen needs no gradient, float32 master or moments. Why a
 low rank is enough for RL: a response's reward is one number, so a step can teach a few bits a response, and even rank 1
 has thousands of numbers in each matrix ("LoRA Without Regret", Schulman et al. 2025, where the best learning rate is
 about 10 times that of full training, each at its best; lab/real/README.md tries four).

@@ -95,7 +95,7 @@ class Queries:
         A few groups are read at a time. per_row: arguments with a row for each response.
         """
         batch = self.batch
-        rows = torch.arange(len(batch.tokens), device=batch.tokens.device) if rows is None else rows.to(batch.mask.device)
+        rows = (torch.arange(len(batch.tokens)) if rows is None else rows).to(batch.tokens.device)
         chunks = whole_groups(batch.group[rows], self.s.micro_batch)  # of places in rows
         self.tokens_read += sum(tokens_in(batch, rows[chunk]) for chunk in chunks)
 
@@ -159,7 +159,7 @@ def attention_paid(model: Qwen2, part: Part, mask: Tensor) -> Tensor:
     x, turn, bias, _ = given[0]
     q, _, _ = last.heads(x, turn)  # (r, H, S, d)
     paid = wide(probabilities(q, part.cache.keys[-1], bias).mean(1))  # (r, S, C + S)
-    own = F.pad(paid[:, :, bias.shape[3] - x.shape[1] + 1 :], (0, 1))  # (r, S, S) from each state to each token it knows
+    own = F.pad(paid[:, :, bias.shape[3] - x.shape[1] + 1 :], (0, 1))  # (r, S, S) from each state to each token
     found = own.new_zeros(*mask.shape, mask.shape[1])  # (r, T, T)
     found[mask[:, :, None] & mask[:, None]] = own[part.sampled[:, :, None] & part.sampled[:, None]]
     return found[mask]

@@ -88,8 +88,8 @@ def rope_frequencies(c: Config) -> Tensor:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """RoPE (2104.09864): turn entries j and j + d / 2 of each head of x (R, heads, S, d) by its token's angle, whose cos
-    and sin are (R, 1, S, d / 2)."""
+    """RoPE (2104.09864): turn entries j and j + d / 2 of each head of x (R, heads, S, d) by its token's angle, whose
+    cos and sin are (R, 1, S, d / 2)."""
     a, b = wide(x).chunk(2, dim=-1)  # (R, heads, S, d / 2) each
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)
 
@@ -295,7 +295,7 @@ class Cache:
         return new
 
     def reserve(self, room: int) -> None:
-        """Make room for as many columns, so that `extend` need not copy what is there. For sampling, without gradient."""
+        """Make room for as many columns, so that `extend` need not copy what is there. For sampling: no gradient."""
         self.keys, self.values = ([F.pad(x, (0, 0, 0, room)) for x in side] for side in (self.keys, self.values))
         self.room = room
 

@@ -98,7 +98,8 @@ def next_tokens(model: Qwen2, hidden: Tensor, uniform: Tensor, excluded: Tensor 
                 greedy: bool) -> tuple[Tensor, Tensor]:
     """The token (B',) that follows each state hidden (B', D), and its log-prob, entropy and logit gradient (3, B')."""
     logits = model.logits(hidden)  # (B', V)
-    size = max(1, (2**26 if logits.is_cuda else LOGITS_AT_ONCE) // logits.shape[1])  # a few rows at a time: in float32 they stay in a CPU's cache
+    # A few rows at a time: in float32 they stay in a CPU's cache.
+    size = max(1, (2**26 if logits.is_cuda else LOGITS_AT_ONCE) // logits.shape[1])
     parts = [draw_and_describe(logits[rows], model.temperature, greedy, uniform[rows],
                                None if excluded is None else excluded[rows])
              for rows in (slice(first, first + size) for first in range(0, len(logits), size))]

@@ -113,7 +113,8 @@ def play(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_tokens: l
         left = limit[rows] - torch.tensor(list(map(len, said)))  # (n,) of the limit
         column = count[:, None] + torch.arange(W := int(left.max()), device=count.device)  # (n, W)
         u = uniforms[rows].gather(1, column.clamp(max=T - 1).to(uniforms.device))  # (n, W)
-        turn = generate(model, [prompts[i // G] + text for i, text in zip(rows, said)], u, end_tokens, left, None, greedy,
+        texts = [prompts[i // G] + text for i, text in zip(rows, said)]  # n
+        turn = generate(model, texts, u, end_tokens, left, None, greedy,
                         watch and (lambda columns, running: watch(T - W + columns, running * len(rows) / B)))
         r, t = turn.mask.nonzero(as_tuple=True)
         for x, new in zip(samples, turn[:5]):

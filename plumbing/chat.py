@@ -9,7 +9,7 @@ from collections import Counter
 from datetime import datetime
 from typing import Any, Callable, Sequence
 
-MARK = "73105298461"  # is put behind a turn that is to be found again; digits, because no template changes them
+MARK = "73105298461"  # is put behind a turn that is to be found again; digits, because few templates change them
 SYSTEM, *DUMMIES = [{"role": role, "content": "?"} for role in ("system", "user", "assistant", "user")]
 
 
@@ -26,19 +26,24 @@ def chat_tokens(tokenizer: Any, messages: list[dict], before: Sequence[dict] = (
     write = chatml if by_hand else functools.partial(rendered, tokenizer)
     while any(mark in m["content"] for m in (*before, *messages)):
         mark += MARK[-1]
-    before, continued = marked(before, mark), messages[-1]["role"] == "assistant"
+    plain, before, continued = [*before, *messages], marked(before, mark), messages[-1]["role"] == "assistant"
     whole = before + (marked(messages, f"{mark} ") if continued else messages)
     text, real = protected(tokenizer, whole, functools.partial(write, generate=not continued))
     *parts, rest = text.split(mark)
     if len(parts) < bool(before) + continued:
         raise ValueError("the chat template of the model's folder leaves out the end of an assistant's message")
+    private = re.compile("|".join(map(re.escape, real)))
+    restored = private.sub(lambda found: real[found[0]], "".join(parts))
+    if continued and not (len(parts) == 1 + bool(before)
+                          and write(plain, generate=False).startswith(restored.rstrip())):
+        raise ValueError("the chat template of the model's folder rewrites the message that the model is to continue")
     if continued:  # as transformers does, which also tells by a space whether the template trims
         rest = parts.pop() if rest.startswith(" ") else parts.pop().rstrip()
     if not before:
         text = "".join([*parts, rest])
     else:
         text = after_stop(rest, write(before, generate=False).rpartition(mark)[2], tokenizer, stop)
-    pieces = re.split(f"({'|'.join(map(re.escape, real))})", text)
+    pieces = re.split(f"({private.pattern})", text)
     tokens = tokenizer.encode(*(real.get(piece, piece) for piece in pieces))
     return tokenizer.start + tokens if by_hand and not before else tokens  # a template writes these itself
 

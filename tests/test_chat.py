@@ -206,6 +206,11 @@ def test_what_no_template_can_say_is_one_sentence(tmp_path, monkeypatch):
     for messages, before in (([user("x")], talk), (talk, [])):
         with pytest.raises(ValueError, match="leaves out the end of an assistant's message$"):
             chat_tokens(ours, messages, before, ours.end_tokens[0])
+    for said in ("{{ m.content | list | join('-') }}{{ m.content }}", "{{ m.content.find('3') }}{{ m.content }}",
+                 "{{ m.content }}{{ m.content }}"):
+        ours.template = "{% for m in messages %}" + said + "<|eot|>{% endfor %}"
+        with pytest.raises(ValueError, match="rewrites the message that the model is to continue$"):
+            chat_tokens(ours, [user("x"), user("ab", "assistant")])
     compiler.cache_clear()
     monkeypatch.setitem(sys.modules, "jinja2", None)
     for action in (lambda: chat_tokens(ours, [user("x")]), lambda: Tokenizer(tmp_path)):

@@ -50,8 +50,8 @@ def paid_from_prompt(batch: TokenBatch) -> Tensor:
     require(not any(batch.before), "attention_as_coded knows no replies")
     last = torch.tensor([prompt[-1] for prompt in batch.prompts], device=batch.mask.device)[batch.group]  # (B,)
     tokens, mask = torch.cat((last[:, None], batch.tokens), 1), torch.cat((batch.mask[:, :1], batch.mask), 1)
-    return read_responses(attention_paid, batch.ask.policy.model, [prompt[:-1] for prompt in batch.prompts], batch.group,
-                          tokens, mask, per_row=(mask,))
+    prompts = [prompt[:-1] for prompt in batch.prompts]
+    return read_responses(attention_paid, batch.ask.policy.model, prompts, batch.group, tokens, mask, per_row=(mask,))
 
 
 def input_weights(paid: Tensor, batch: TokenBatch, credit_scale: float) -> Tensor:

@@ -49,12 +49,12 @@ def statistics(log: dict) -> list[str]:
 def table_statistics(logs: dict[str, dict]) -> Table:
     """The contribution, and its t-statistics."""
     names = ("mean contribution", "its standard deviation", "mean abs(contribution)", "range", "positions with t > 3",
-             "the same, were all credit 1", "with t < 1.5", "mean t", "mean contribution, credit above 0", "credit 0 or below: their grouping",
-             "credit below 0: ours")
+             "the same, were all credit 1", "with t < 1.5", "mean t", "mean contribution, credit above 0",
+             "credit 0 or below: their grouping", "credit below 0: ours")
     counts = ", ".join(f"{log['response_id'][-1] + 1:,}" for log in logs.values())
     return Table("Contribution", (
-        "All tokens of a run. t: the absolute mean at a position over its standard error, which grows with the number of "
-        f"responses: 6,400 there, {counts} here. The document's \"negative\" responses include the groups of equal "
+        "All tokens of a run. t: the absolute mean at a position over its standard error, which grows with the number "
+        f"of responses: 6,400 there, {counts} here. The document's \"negative\" responses include the groups of equal "
         "rewards, whose credit is 0."),
         ["", "the original", *logs], [list(row) for row in zip(names, STATISTICS, *map(statistics, logs.values()))])
 

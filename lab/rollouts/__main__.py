@@ -126,7 +126,8 @@ def read_step(rollouts: list[Rollout], policy: Reader, s: Settings, step: int) -
     prompts = tuple(Prompt(r.prompt, policy.tokenizer.decode(r.prompt)[0]) for r in rollouts[:: s.answers])
     samples = Samples(tokens, mask, *torch.zeros(3, *mask.shape, device=device), mask[:, 0], ({},) * len(rollouts))
     graded = policy._replace(task=GRADED)
-    read = Queries(policy, token_batch(graded, prompts, samples, s, step), s, step).read(facts, policy.model)  # (B, T, 4)
+    asked = Queries(policy, token_batch(graded, prompts, samples, s, step), s, step)
+    read = asked.read(facts, policy.model)  # (B, T, 4)
     assumed = torch.tensor([rollout.end_assumed for rollout in rollouts], device=device)  # (B,)
     drop = assumed[:, None] & (last > 0) & (read[..., 0].gather(1, last) < math.log(RARE))  # (B, 1)
     mask = mask.scatter(1, last, ~drop)  # what the limit cut off had no end token

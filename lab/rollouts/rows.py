@@ -23,7 +23,8 @@ FIELDS = {"step": ("step",), "prompt": ("prompt", "input"), "completion": ("comp
           "prompt_mask": ("prompt_mask",), "completion_mask": ("completion_mask", "response_mask")}
 TAKEN = {name for names in FIELDS.values() for name in names}
 TOTALS = ("reward", "score")  # the whole reward; another column may be a part of it
-PART, EVALUATION = ("split", "mode", "phase"), re.compile("(?i)(eval|val|test|dev).*")  # rows that trained nothing
+PART, EVALUATION = ("split", "mode", "phase"), re.compile("(?i)(eval|val|test|dev).*")  # rows that trained nothing,
+FLAGS = ("is_eval", "eval", "evaluation", "is_validation", "validation")  # or where one of these is true
 ROLE = re.compile(r"(?:\A|\n)(system|user|assistant)\n")  # what is left of ChatML without its special tokens
 TRAJECTORY = re.compile(r"_[0-9]+_[0-9]+\Z")  # verl's uid is {prompt}_{response}_{output}
 TURNS = "several turns can't be read"
@@ -99,7 +100,7 @@ def read_rollouts(files: list[Path], read: "RowReader") -> tuple[list[Rollout], 
         steps, evaluated = read_file(file, read)
         evaluations, notes["evaluation"] = evaluation_steps(file), notes["evaluation"] + evaluated
         for step, rollouts in steps.items():
-            content = hash(str([rollout._replace(step=0, place="") for rollout in rollouts]))
+            content = hash(str(sorted(str(rollout._replace(step=0, place="")) for rollout in rollouts)))  # in any order
             repeated = content == before or (step, content) in seen  # a step written twice, or a file read twice
             if repeated or step in evaluations:
                 notes["repeated" if repeated else "evaluation"] += len(rollouts)
@@ -211,7 +212,8 @@ class RowReader:
         """The rollout of a row, None where it is of an evaluation. ValueError for what is no rollout."""
         if not isinstance(row, dict):
             raise ValueError("it is no object")
-        if any(isinstance(row.get(name), str) and EVALUATION.fullmatch(row[name]) for name in PART):
+        if (any(isinstance(row.get(name), str) and EVALUATION.fullmatch(row[name]) for name in PART)
+                or any(row.get(name) is True for name in FLAGS)):
             return None
         given, notes = {field: x for field, names in FIELDS.items() if (x := agreed(row, names)) is not None}, Counter()
         lacking = [f for f in ("prompt", "completion") if f not in given and f"{f}_ids" not in given]

@@ -75,7 +75,7 @@ def roll(policy: Policy, puzzles: list, truth: dict, rows: np.ndarray, packets: 
     number = truth["packets"][token] + np.concatenate([np.arange(n) for n in packets])  # (m,) of the packet
     position, asked = truth["position"][token].astype(int), [puzzles[g] for g in truth["group"][token]]  # (m,), m
     prefixes = [truth["token"][i - t : i].tolist() for i, t in zip(token, position)]  # m
-    heard = [reply_length([replies(policy, puzzle, prefix)]) for puzzle, prefix in zip(asked, prefixes)]  # m, of replies
+    heard = [reply_length([replies(policy, *asked_for)]) for asked_for in zip(asked, prefixes)]  # m, of replies
     left = limit - position - np.array(heard)  # (m,)
     uniforms = np.zeros((len(token), PACKET, left.max()))
     for i, key in enumerate(zip(truth["response"][token].tolist(), position.tolist(), number.tolist())):

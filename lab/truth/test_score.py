@@ -97,7 +97,8 @@ def test_the_command_scores_and_draws_the_credit(published, tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("words, fault, said", [
-    ("mine", {}, "batch.grades has no letters: the grade of this task"), ("ppo", {}, "critic.safetensors"), ("none --truth nowhere", {}, "nowhere"),
+    ("mine", {}, "batch.grades has no letters: the grade of this task"),
+    ("ppo", {}, "critic.safetensors"), ("none --truth nowhere", {}, "nowhere"),
     ("none", {"complete": np.array(False)}, "lacks some rollouts"),
     ("none", {"settings": np.array('{"model": "lost"}')}, "about the model lost, and there is no")])
 def test_what_cannot_be_scored_is_one_sentence(words, fault, said, published, tmp_path, monkeypatch, refusal):
