@@ -34,6 +34,7 @@ COMMANDS = sorted({line for text in PAGES.values() for block in re.findall(r"```
 IDEA = re.search(r"```python\n(@reweighting\n.*?)```", PAGES[ROOT / "README.md"], re.S)[1]
 NAME = re.search(r"def (\w+)", IDEA)[1]
 RECIPES = re.findall(r"```python\n# (\S+)\n(.*?)```", PAGES[ROOT / "docs" / "extend.md"], re.S)  # file, code
+EACH_PAGE = pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 
 
 def anchors(page):
@@ -42,7 +43,7 @@ def anchors(page):
     return {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+@EACH_PAGE
 def test_links_lead_to_a_file_or_a_heading(page):
     for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
         if not target.startswith("https://"):
