@@ -1,6 +1,6 @@
 """GRPO (group relative policy optimization): the settings, the loop, and the evaluation.
 
-    python train.py --mitigation none                                       the bundled model, two minutes
+    python train.py --mitigation none                                       the bundled model, three minutes
     python train.py --mitigation outcome_conditional --think_discount 0.5   another way to assign credit
     python train.py --model path/to/Qwen2.5-0.5B-Instruct --lr 1e-6         a real checkpoint
     python train.py --task guess                                            another task, in several turns
