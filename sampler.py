@@ -31,7 +31,7 @@ from qwen2_model import Cache, Qwen2, scaled, token_logprobs, wide
 
 LOGITS_AT_ONCE = 2**18  # logits in float32 that are drawn from at once on a CPU, so that they stay in its cache
 REPLAYED_ON = {"cuda"}  # devices that replay a recorded decode step
-LIKE = 0.5  # responses of at least this share of the longest one's length are read together, padded to that
+LIKE = 0.75  # responses of at least this share of the longest one's length are read together, padded to that
 
 Replies = Sequence[dict[int, list[int]]]  # for each response, by column t: the tokens of the reply read before it
 
