@@ -7,7 +7,6 @@
 Takes the flags of train.py. A puzzle is a line of the task's data file, such as {"nums": [3, 5, 7], "target": 22}; for
 Countdown the numbers will do, the target last: 3 5 7 22. An empty line asks the next held-out puzzle, Ctrl-D ends.
 """
-import json
 import re
 import sys
 from itertools import count

@@ -33,11 +33,11 @@ def chat_tokens(tokenizer: Any, messages: list[dict], before: Sequence[dict] = (
     if len(parts) < bool(before) + continued:
         raise ValueError("the chat template of the model's folder leaves out the end of an assistant's message")
     private = re.compile("|".join(map(re.escape, real)))
-    restored = private.sub(lambda found: real[found[0]], "".join(parts))
-    if continued and not (len(parts) == 1 + bool(before)
-                          and write(plain, generate=False).startswith(restored.rstrip())):
-        raise ValueError("the chat template of the model's folder rewrites the message that the model is to continue")
-    if continued:  # as transformers does, which also tells by a space whether the template trims
+    if continued:
+        restored = private.sub(lambda found: real[found[0]], "".join(parts)).rstrip()
+        if len(parts) > 1 + bool(before) or not write(plain, generate=False).startswith(restored):
+            raise ValueError("the chat template of the model's folder rewrites the message that is to be continued")
+        # As transformers does, which also tells by a space whether the template trims.
         rest = parts.pop() if rest.startswith(" ") else parts.pop().rstrip()
     if not before:
         text = "".join([*parts, rest])

@@ -209,7 +209,7 @@ def test_what_no_template_can_say_is_one_sentence(tmp_path, monkeypatch):
     for said in ("{{ m.content | list | join('-') }}{{ m.content }}", "{{ m.content.find('3') }}{{ m.content }}",
                  "{{ m.content }}{{ m.content }}"):
         ours.template = "{% for m in messages %}" + said + "<|eot|>{% endfor %}"
-        with pytest.raises(ValueError, match="rewrites the message that the model is to continue$"):
+        with pytest.raises(ValueError, match="rewrites the message that is to be continued$"):
             chat_tokens(ours, [user("x"), user("ab", "assistant")])
     compiler.cache_clear()
     monkeypatch.setitem(sys.modules, "jinja2", None)

@@ -25,7 +25,7 @@ from plumbing.tokenizer import Tokenizer
 from queries import Queries, logprobs_without
 from qwen2_model import Qwen2, from_checkpoint, to_checkpoint
 from rollout import rollout
-from sampler import generate, part_logprobs, read_responses, response_logprobs
+from sampler import part_logprobs, read_responses, response_logprobs
 from settings import Settings
 from tasks import guess_task
 from tasks.guess_task import GUESSES, Puzzle
