@@ -49,7 +49,7 @@ from plumbing.processes import my_part
 from plumbing.registry import check_advantage, check_loss, check_share
 from qwen2_model import Qwen2
 from rollout import Policy, TokenBatch, by_group, group_mean, responses
-from sampler import part_logprobs, read_in_parts, whole_groups
+from sampler import part_logprobs, read_in_parts
 from settings import Settings
 
 # ----------------------------------------------------------------------------------------------- advantage
@@ -185,26 +185,25 @@ LOSS_NORMS = {
 # ---------------------------------------------------------------------------------------------------- update
 
 
-def micro_batches(batch: TokenBatch, credit: Tensor, s: Settings) -> list[Tensor]:
-    """The responses (b,) whose prompts are read together: as many whole groups as fit into --micro_batch.
+def my_responses(batch: TokenBatch, credit: Tensor, s: Settings) -> Tensor:
+    """The responses (b,) that the update reads. Of several processes, each has the whole batch and some of the groups.
 
     Responses without credit (B, T) on any token have no gradient, since the losses multiply by it. They are left out
-    unless there is a KL penalty, which they have, too. (A bonus that you add to the loss needs them, too.) Of several
-    processes, each has the whole batch and works on its share of the micro-batches.
+    unless there is a KL penalty, which they have, too. (A bonus that you add to the loss needs them, too.)
     """
     used = (credit != 0).any(1) | (s.kl > 0)  # (B,)
-    rows = used.nonzero()[:, 0]  # (M,)
-    return my_part([rows[chunk] for chunk in whole_groups(batch.group[rows], s.micro_batch)])
+    return (used & torch.isin(batch.group, my_part(batch.group[used].unique()))).nonzero()[:, 0]
 
 
-def read_again(model: Qwen2, batch: TokenBatch, micro_batches: list[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-    """The responses once more, some of like length at a time: their places in the batch (b,), and log pi of their
-    tokens (b, T), with gradient. The backward pass of each comes before the next one is taken, and frees its memory.
+def read_again(model: Qwen2, batch: TokenBatch, rows: Tensor, at_once: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """The responses rows (n,) once more, some of like length at a time: their places in the batch (b,), and log pi of
+    their tokens (b, T), with gradient. The backward pass of each comes before the next one is taken, and frees its
+    memory.
     """
-    for micro_batch in micro_batches:
-        for part in read_in_parts(model, batch.prompts, *responses(batch, micro_batch), separately=True):
-            rows, logprob = micro_batch[part.rows], part_logprobs(model, part)  # (b,), (n,)
-            yield rows, logprob.new_zeros(batch.mask[rows].shape).masked_scatter(batch.mask[rows], logprob)
+    parts = read_in_parts(model, batch.prompts, *responses(batch, rows), at_once, separately=True) if len(rows) else ()
+    for part in parts:
+        own, logprob = rows[part.rows], part_logprobs(model, part)  # (b,), (n,)
+        yield own, logprob.new_zeros(batch.mask[own].shape).masked_scatter(batch.mask[own], logprob)
 
 
 def update(policy: Policy, optimizer: Optimizer, batch: TokenBatch, credit: Tensor, s: Settings) -> dict:
@@ -219,9 +218,9 @@ def update(policy: Policy, optimizer: Optimizer, batch: TokenBatch, credit: Tens
     updates = []  # what metrics.csv is told of each
     for k in range(s.updates_per_batch):
         optimizer.zero_grad()
-        chunks = micro_batches(batch, credit, s)
-        sums = Counter(read=sum(tokens_in(batch, rows) for rows in chunks))  # numbers by name: Counter.update adds
-        for rows, logprob in read_again(policy.model, batch, chunks):  # (b,) places in the batch; below, b are (b, T)
+        mine = my_responses(batch, credit, s)
+        sums = Counter(read=tokens_in(batch, mine))  # numbers by name: Counter.update adds
+        for rows, logprob in read_again(policy.model, batch, mine, s.micro_batch):  # (b,), then all is (b, T)
             mask = batch.mask[rows]
             if k == 0 and s.old_logprob == "update":  # see point 3 above
                 old[rows] = logprob.detach()

@@ -17,7 +17,7 @@ from plumbing.metrics import tokens_in
 from plumbing.processes import share_out
 from qwen2_model import Qwen2, probabilities, token_logprobs, wide
 from rollout import Policy, TokenBatch, generate_and_grade, grader, responses, seed_of
-from sampler import Part, distinct_texts, part_logprobs, part_states, read_responses, whole_groups
+from sampler import Part, distinct_texts, part_logprobs, part_states, read_responses
 from settings import Settings
 from turns import context, tokens_reread
 
@@ -92,18 +92,18 @@ class Queries:
     def read(self, reader: Callable, model: Qwen2, rows: Tensor | None = None, *per_row: Tensor) -> Tensor:
         """What a reader (see `read_responses` of sampler.py) finds, (R, T, ...), in the responses rows (R,), or in all.
 
-        A few groups are read at a time. per_row: arguments with a row for each response.
+        per_row: arguments with a row for each response.
         """
         batch = self.batch
         rows = (torch.arange(len(batch.tokens)) if rows is None else rows).to(batch.tokens.device)
-        chunks = whole_groups(batch.group[rows], self.s.micro_batch)  # of places in rows
-        self.tokens_read += sum(tokens_in(batch, rows[chunk]) for chunk in chunks)
+        self.tokens_read += tokens_in(batch, rows)
 
-        def read_some(mine: list[Tensor]) -> list[Tensor]:
-            return [read_responses(reader, model, batch.prompts, *responses(batch, rows[chunk]),
-                                   [x[chunk] for x in per_row]).cpu() for chunk in mine]
+        def read_some(mine: list[int]) -> list[Tensor]:
+            found = read_responses(reader, model, batch.prompts, *responses(batch, rows[mine]),
+                                   [x[mine] for x in per_row], self.s.micro_batch)
+            return [x.cpu().clone() for x in found]  # a view would carry all of it to another process
 
-        return torch.cat(share_out(chunks, read_some)).to(batch.tokens.device)
+        return torch.stack(share_out(list(range(len(rows))), read_some)).to(batch.tokens.device)
 
     def rollout_values(self, counts: Tensor, k: int = 1, other: bool = False) -> Tensor:
         """The mean reward (B, T) of k times counts (B, T) continuations of the text before each token (column 0: of the

@@ -299,13 +299,6 @@ class Cache:
         self.keys, self.values = ([F.pad(x, (0, 0, 0, room)) for x in side] for side in (self.keys, self.values))
         self.room = room
 
-    def cut_graph(self) -> Callable[[], None]:
-        """Let the gradients of what is read from now on end here. Returns a function that sends them on."""
-        whole = [*self.keys, *self.values]
-        leaves = [x.detach().requires_grad_() for x in whole]
-        self.keys, self.values = leaves[: len(self.keys)], leaves[len(self.keys) :]
-        return lambda: torch.autograd.backward(whole, [x.grad for x in leaves])
-
     def keep(self, running: Tensor) -> Tensor:
         """Drop the rows where running (R,) is False. Returns the old index (count,) of each that stays.
 

@@ -126,7 +126,8 @@ def generate(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_token
     # A tenth faster than no_grad. Autograd refuses tensors that were made inside, so what is returned was made above.
     with torch.inference_mode():
         rows = torch.arange(B, device=device)  # (B',) the response that each running row writes
-        cache, token = read_prompts(model, prompts, rows // G)  # token (B',)
+        cache, token = read_prompts(model, prompts)
+        cache, token = cache.rows(rows // G), token[rows // G]  # of B' rows, (B',)
         cache.reserve(T)
         reader = model
         if device.type in REPLAYED_ON:  # a GPU waited for Python, and was 2.4 times slower
@@ -168,19 +169,16 @@ def distinct_texts(prompts: list[list[int]]) -> tuple[list[list[int]], list[int]
     return texts, text_of
 
 
-def read_prompts(model: Qwen2, prompts: list[list[int]], prompt_of: Tensor) -> tuple[Cache, Tensor]:
-    """A cache of B rows, each of which has read prompt prompt_of (B,) but for its last token; and these tokens (B,).
+def read_prompts(model: Qwen2, prompts: list[list[int]]) -> tuple[Cache, Tensor]:
+    """A cache whose Q rows have read the prompts but for their last tokens; and these tokens (Q,).
 
     Each distinct text is read once, padded on the right.
     """
-    asked, index = prompt_of.unique(return_inverse=True)
-    prompts = [prompts[q] for q in asked.tolist()]
     texts, text_of = distinct_texts(prompts)
-    tokens = pad_sequence([torch.tensor(text) for text in texts], batch_first=True).to(index.device)  # (Q, P)
+    tokens = pad_sequence([torch.tensor(text) for text in texts], batch_first=True).to(model.norm.device)  # (texts, P)
     cache = Cache(model, len(texts))
     model.hidden(tokens[:, :-1], cache)
-    last = [len(prompt) - 1 for prompt in prompts]  # the place of each prompt's last token
-    text, place = torch.tensor([text_of, last], device=index.device)[:, index]  # (B,) each
+    text, place = torch.tensor([text_of, [len(prompt) - 1 for prompt in prompts]], device=tokens.device)  # (Q,) each
     return cache.rows(text, place), tokens[text, place]
 
 
@@ -200,21 +198,6 @@ def with_replies(tokens: Tensor, mask: Tensor, before: Replies) -> tuple[Tensor,
     return tuple(pad_sequence(x, batch_first=True).to(mask.device) for x in (rows, sampled))
 
 
-def whole_groups(group: Tensor, size: int) -> list[Tensor]:
-    """The numbers 0 to M - 1 of M responses, in chunks of at most `size` neighbours; group (M,) is the group of each.
-
-    A chunk has as many whole groups as fit, so that a prompt is read once. A larger group is cut.
-    """
-    chunks = []
-    sizes = group.unique_consecutive(return_counts=True)[1].tolist()
-    for one in torch.arange(len(group), device=group.device).split(sizes):
-        if chunks and len(chunks[-1]) + len(one) <= size:
-            chunks[-1] = torch.cat((chunks[-1], one))
-        else:
-            chunks += one.split(size)
-    return chunks
-
-
 class Part(NamedTuple):
     """Of b responses, r that have about the same length, as the model reads them."""
 
@@ -226,29 +209,40 @@ class Part(NamedTuple):
 
 
 def read_in_parts(model: Qwen2, prompts: list[list[int]], prompt_of: Tensor, tokens: Tensor, mask: Tensor,
-                  before: Replies = (), separately: bool = False) -> Iterator[Part]:
-    """b responses (b, T) to prompts prompt_of (b,), ready for the model; before: see Samples.
+                  before: Replies = (), at_once: int = 16, separately: bool = False) -> Iterator[Part]:
+    """b responses (b, T) to prompts prompt_of (b,), at most at_once of them in a part; before: see Samples.
 
     separately: the caller computes a part's gradient before it takes the next part. Then each part is a graph of its
-    own, which is gone before the next one is made, and the prompts, read once, get their gradient at the end.
+    own, which is gone before the next one is made. The prompts get their gradient at the end, when they are read again.
     """
+    asked, prompt_of = prompt_of.unique(return_inverse=True)
+    prompts = [prompts[q] for q in asked.tolist()]
+    with torch.set_grad_enabled(torch.is_grad_enabled() and not separately):
+        cache, last = read_prompts(model, prompts)
+    read = [x.requires_grad_(separately) for x in (*cache.keys, *cache.values)] if separately else []
     tokens, sampled = with_replies(tokens, mask, before)  # (b, C) each
-    cache, last = read_prompts(model, prompts, prompt_of)
-    send_back = cache.cut_graph() if separately else None
-    inputs = torch.cat((last[:, None], tokens[:, :-1]), dim=1)  # (b, C)
+    inputs = torch.cat((last[prompt_of, None], tokens[:, :-1]), dim=1)  # (b, C)
     length = (sampled * torch.arange(1, 1 + sampled.shape[1], device=mask.device)).amax(1)  # (b,)
-    for rows in of_like_length(length):
-        S = int(length[rows].max())
+    for rows in of_like_length(length, at_once):
+        S = int(length[rows[0]])
         own = sampled[rows, :S]  # (r, S)
-        yield Part(rows, inputs[rows, :S], cache.rows(rows), own, tokens[rows, :S][own])
-    if send_back:
-        send_back()
+        yield Part(rows, inputs[rows, :S], cache.rows(prompt_of[rows]), own, tokens[rows, :S][own])
+    for i in range(0, len(prompts), at_once) if separately else ():
+        again = read_prompts(model, prompts[i : i + at_once])[0]
+        torch.autograd.backward([*again.keys, *again.values],
+                                [x.grad[i : i + at_once, :, : again.columns] for x in read])
 
 
-def of_like_length(length: Tensor) -> list[Tensor]:
-    """The numbers of rows of `length` (b,), in groups in which the shortest row has at least LIKE of the longest."""
-    power = (length.double().log() / -math.log(LIKE)).floor()  # (b,) of 1 / LIKE
-    return [(power == n).nonzero()[:, 0] for n in power.unique().flip(0)]
+def of_like_length(length: Tensor, at_once: int) -> list[Tensor]:
+    """The numbers of rows of `length` (b,), the longest first, in groups of at most at_once; the shortest row of a
+    group has at least LIKE of the longest one's length."""
+    groups = []
+    for i in length.argsort(descending=True, stable=True).tolist():
+        if groups and len(groups[-1]) < at_once and length[i] >= LIKE * length[groups[-1][0]]:
+            groups[-1].append(i)
+        else:
+            groups.append([i])
+    return [torch.tensor(rows, device=length.device) for rows in groups]
 
 
 def part_states(model: Qwen2, part: Part) -> Tensor:
@@ -262,14 +256,14 @@ def part_logprobs(model: Qwen2, part: Part) -> Tensor:
 
 
 def read_responses(reader: Callable, model: Qwen2, prompts: list[list[int]], prompt_of: Tensor, tokens: Tensor,
-                   mask: Tensor, before: Replies = (), per_row: Sequence[Tensor] = ()) -> Tensor:
+                   mask: Tensor, before: Replies = (), per_row: Sequence[Tensor] = (), at_once: int = 16) -> Tensor:
     """What a reader finds of each sampled token, as (b, T, ...), 0 on padding.
 
     A reader is a function such as part_logprobs(model, part, ...), which returns (n, ...). It gets the part's rows of
     each tensor of per_row (b, ...), too.
     """
     found = None
-    for part in read_in_parts(model, prompts, prompt_of, tokens, mask, before):
+    for part in read_in_parts(model, prompts, prompt_of, tokens, mask, before, at_once):
         values = reader(model, part, *(x[part.rows] for x in per_row))  # (n, ...)
         found = values.new_zeros(*mask.shape, *values.shape[1:]) if found is None else found  # (b, T, ...)
         row, t = mask[part.rows].nonzero(as_tuple=True)  # (n,) each

@@ -233,8 +233,7 @@ def test_two_updates_equal_plain_autograd(architecture, tied, checkpointed, temp
     batch.ask.reference_logprob = plainly(reference, batch)
     batch.role = batch.tokens % 2
     used = batch.mask & ((credit != 0).any(1, keepdim=True) | (kl > 0))  # (B, T)
-    prompts_read = [g for g, row in zip(GROUPS, used) if row.any()]  # with --micro_batch 1, for each response
-    prompts_read = prompts_read if micro_batch == 1 else set(prompts_read)
+    prompts_read = {g for g, row in zip(GROUPS, used) if row.any()}
     losses, norms, ratios, divergences = [], [], [], []
     for _ in range(2):
         theirs.zero_grad()
@@ -271,14 +270,15 @@ def test_two_updates_equal_plain_autograd(architecture, tied, checkpointed, temp
     assert row["clip_filler"] != row["clip_reasoning"]
 
 
-def test_an_update_reads_each_prompt_once_and_no_row_without_credit(passes, exact):
-    """Guards against prompts that are read again for every micro-batch, and rows that can't change the gradient."""
+def test_an_update_reads_no_row_without_credit_and_no_prompt_for_each_part(passes, exact):
+    """Guards against prompts that are read again for every part, and rows that can't change the gradient."""
     model = tiny()
     batch, credit = step_by_hand(model)
     passes.clear()
     take_update(model, batch, credit, updates_per_batch=2, micro_batch=3)
-    # Rows 0 to 2, 6 and 7, 9 to 11 have credit. A row begins with its prompt's last token, and like ones go together.
-    read = [6, 5, 3, 1] + [2, 1 + 1] + [1, 5, 3 + 3]
+    # Rows 0 to 2, 6 and 7, 9 to 11 have credit, those of prompts 0, 2 and 3. A row begins with its prompt's last token,
+    # rows of like length go together, and the prompts are read again for their gradient.
+    read = [3 * 6, 5 + 5, 3 + 3 + 3, 1 + 1 + 1, 3 * 6]
     assert passes == [(model, tokens) for tokens in read] * 2
 
 

@@ -3,10 +3,10 @@
 The oracle is transformers, without cache, padding or batch. (tests/test_grpo.py has gradients through the caches.)
 """
 import inspect
-import itertools
 import math
 import re
 import textwrap
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +22,7 @@ import sampler
 from queries import attention_paid, logprobs_without
 from qwen2_model import Cache, Qwen2, load_model
 from sampler import (distinct_texts, draw, generate, of_like_length, part_states, read_responses,
-                     response_logprobs, whole_groups)
+                     response_logprobs)
 from tests.random_checkpoints import FAMILIES, HF, assert_close, both
 
 REAL = 19  # tokens that exist; V - REAL rows of the embedding stand for none
@@ -51,7 +51,7 @@ def walk(log_probs: list[float], u: float) -> int:
     largest = max(log_probs)
     weights = [math.exp(x - largest) for x in log_probs]
     total = math.fsum(weights)
-    return next(token for token, so_far in enumerate(itertools.accumulate(weights)) if so_far / total > u)
+    return next(token for token, so_far in enumerate(accumulate(weights)) if so_far / total > u)
 
 
 def test_draw_keeps_the_tail_of_a_large_vocabulary():
@@ -156,20 +156,15 @@ def test_no_text_is_the_beginning_of_another(prompts):
     assert all(text in prompts for text in texts)
 
 
-@pytest.mark.parametrize("size, chunks", [
-    (4, [[0, 1, 2], [3, 4, 5, 6], [7, 8]]), (5, [[0, 1, 2], [3, 4, 5, 6, 7], [8]]), (1, [[i] for i in range(9)]),
-    (9, [[*range(9)]])])
-def test_a_chunk_has_as_many_whole_groups_as_fit(size, chunks):
-    """Guards against a prompt read twice without need, and rows that are lost, or too many for the memory."""
-    assert [chunk.tolist() for chunk in whole_groups(torch.tensor([2, 2, 2, 0, 0, 0, 0, 0, 1]), size)] == chunks
-    assert whole_groups(torch.tensor([], dtype=torch.long), size) == []
-
-
-@given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=20))
-def test_rows_of_like_length_are_all_rows_with_little_padding(lengths):
-    """Guards against a row that is lost or read twice, and padding of more than a third."""
-    groups = of_like_length(torch.tensor(lengths))
+@given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=20), at_once=st.integers(1, 5))
+def test_rows_of_like_length_are_all_rows_with_little_padding(lengths, at_once):
+    """Guards against a row that is lost or read twice, too many for the memory, parts that could be one, and padding
+    of more than a third."""
+    groups = of_like_length(torch.tensor(lengths), at_once)
     assert sorted(torch.cat(groups).tolist()) == [*range(len(lengths))]
+    assert all(lengths[a[0]] >= lengths[a[-1]] >= lengths[b[0]] for a, b in pairwise([*groups, groups[-1][-1:]]))
+    assert all(len(a) == at_once or lengths[b[0]] < 0.75 * lengths[a[0]] for a, b in pairwise(groups))
+    assert max(map(len, groups)) <= at_once
     assert all(min(own) >= 0.75 * max(own) for own in ([lengths[i] for i in group] for group in groups))
 
 
