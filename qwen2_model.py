@@ -227,8 +227,10 @@ class Qwen2(nn.Module):
         return self.embedding if self.head is None else self.head
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits (..., real_vocab), before the temperature, of the token that follows hidden (..., D)."""
-        return F.linear(hidden, self.output_weight[: self.real_vocab])
+        """Logits (..., real_vocab) of the token that follows hidden (..., D), over the temperature, in float32 or wider:
+        the policy is their softmax, for sampler, update, ratio, entropy and reference alike."""
+        logits = wide(F.linear(hidden, self.output_weight[: self.real_vocab]))
+        return logits if self.temperature == 1 else logits / self.temperature
 
 
 # ------------------------------------------------------------------------------------------------- the KV cache
@@ -285,19 +287,16 @@ class Cache:
         self.position, self.length, self.columns = torch.cat((self.position, own), dim=1), self.length + S, C + S
         self.room = max(0, self.room - S)
 
-    def rows(self, index: Tensor, length: Tensor | None = None) -> Self:
+    def rows(self, index: Tensor, length: Tensor | None = None, room: int = 0) -> Self:
         """A new cache, whose rows go on after rows index (B,) of this one, or after the first tokens of these, length
-        (B,); with gradient."""
-        new = copy(self)
-        new.keys, new.values = ([x.index_select(0, index) for x in side] for side in (self.keys, self.values))
+        (B,); with gradient. room: columns that `extend` fills without a copy of what is there, then without gradient.
+        """
+        new, new.room = copy(self), room
+        new.keys, new.values = ([F.pad(x.index_select(0, index), (0, 0, 0, room)) for x in side]
+                                for side in (self.keys, self.values))
         new.position, new.length = self.position[index], self.length[index] if length is None else length
         new.position = new.position.where(new.position < new.length[:, None], NOWHERE)  # (B, columns)
         return new
-
-    def reserve(self, room: int) -> None:
-        """Make room for as many columns, so that `extend` need not copy what is there. For sampling: no gradient."""
-        self.keys, self.values = ([F.pad(x, (0, 0, 0, room)) for x in side] for side in (self.keys, self.values))
-        self.room = room
 
     def keep(self, running: Tensor) -> Tensor:
         """Drop the rows where running (R,) is False. Returns the old index (count,) of each that stays.
@@ -319,22 +318,13 @@ class Cache:
 # ----------------------------------------------------------------------------------------- the log-prob of a token
 
 
-def scaled(logits: Tensor, temperature: float) -> Tensor:
-    """Logits (..., V) over the temperature, in float32 or wider: the policy is their softmax.
-
-    Only this divides by the temperature, so sampler, update, ratio, entropy and the reference agree.
-    """
-    return wide(logits) if temperature == 1 else wide(logits) / temperature
-
-
 def token_logprobs(model: Qwen2, states: Tensor, tokens: Tensor) -> Tensor:
     """log pi (n,) of tokens (n,), with gradient; tokens[i] follows states[i] of states (n, D).
 
     Where the logits would exceed LOGITS_KEPT bytes, they are made part by part, and again in the backward pass.
     """
     def logprobs(states: Tensor, tokens: Tensor) -> Tensor:
-        log_pi = scaled(model.logits(states), model.temperature).log_softmax(-1)  # (n, V)
-        return log_pi.gather(1, tokens[:, None])[:, 0]
+        return model.logits(states).log_softmax(-1).gather(1, tokens[:, None])[:, 0]
 
     size = max(1, LOGITS_KEPT // (model.real_vocab * states.itemsize))  # tokens
     if len(tokens) <= size:

@@ -172,9 +172,10 @@ def check_method_flags(method: Any, found: Arguments, defaults: Settings) -> Non
     """Exit where a flag has no effect on the chosen credit function, or where a hyper-parameter is NaN or too large."""
     if found.settings.normalize != defaults.normalize and not method.is_reweighting:
         fail(f"--mitigation {method.name} is not a reweighting: it takes no --normalize")
-    if found.settings.advantage != defaults.advantage and not method.from_advantage:
-        fail(f"--mitigation {method.name} takes no --advantage: if its function reads batch.advantage, write "
-             "@token_credit(from_advantage=True)")
+    for name in ("advantage", "shaping"):
+        if getattr(found.settings, name) != getattr(defaults, name) and not method.from_advantage:
+            fail(f"--mitigation {method.name} takes no --{name}: if its function reads batch.advantage, write "
+                 "@token_credit(from_advantage=True)")
     for name, value in found.hyper_parameters.items():
         if isinstance(value, (int, float)) and not abs(value) < 1e12:
             fail(f"--{name} must be a number between -1e12 and 1e12")

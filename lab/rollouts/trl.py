@@ -28,7 +28,8 @@ from plumbing.progress import follow, one_sentence
 from plumbing.report import Table
 from qwen2_model import save_model, to_checkpoint
 from rollout import Policy, TokenBatch, rollout
-from train import assign_credit, load_policy, parse_flags
+from start import load_policy, parse_flags
+from train import assign_credit
 
 Q, G, LIMIT, SEED = 6, 4, 60, 1
 SPREAD = math.sqrt(G / (G - 1))  # of our standard deviation to theirs, the unbiased one

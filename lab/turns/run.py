@@ -31,7 +31,7 @@ from plumbing.registry import require
 from plumbing.report import GREY, PALETTE, Estimate, Table, new_figure, t_estimate
 from plumbing.runs import read_config, read_metrics
 from settings import Settings
-from train import load_policy
+from start import load_policy
 
 HERE, RUNS = Path(__file__).parent, Path("runs/turns")
 RESULTS = HERE / "runs.csv"
