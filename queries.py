@@ -168,7 +168,8 @@ def attention_paid(model: Qwen2, part: Part, mask: Tensor) -> Tensor:
 def logprobs_without(model: Qwen2, part: Part, hide: Tensor, mask: Tensor) -> Tensor:
     """log pi (n,) where no later token sees those that are marked in hide (r, T); mask (r, T)."""
     marked = torch.zeros_like(part.sampled).masked_scatter(part.sampled, hide[mask])  # (r, S)
-    bias = part.cache.bias(S := marked.shape[1])  # (r, 1, S, C + S)
+    S = marked.shape[1]
+    bias = part.cache.bias(part.cache.next_positions(S))  # (r, 1, S, C + S)
     others = ~torch.eye(S, dtype=torch.bool, device=bias.device)  # (S, S) a hidden token still sees itself
     bias[..., -S:].masked_fill_(F.pad(marked, (1, -1))[:, None, None] & others, -torch.inf)
     return token_logprobs(model, model.hidden(part.inputs, part.cache, bias)[part.sampled], part.tokens)

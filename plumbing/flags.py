@@ -27,6 +27,7 @@ ELSEWHERE = {
     "--model": "model_name_or_path", "--micro_batch": "per_device_train_batch_size", "--dtype bfloat16": "bf16",
     "--checkpoint_activations": "gradient_checkpointing", "--lora_rank": "lora_r", "--checkpoint_every": "save_steps",
     "--eval_every": "eval_steps", "--kl with --kl_gradient unbiased": "beta", "--kl": "use_kl_loss kl_loss_coef",
+    "--shaping": "use_kl_in_reward kl_penalty overlong_buffer", "--shaping_beta": "kl_coef penalty_factor",
     "--kl_gradient": "use_bias_correction_kl kl_loss_type", "--loss or --loss_norm": "loss_type", "--loss": "loss_mode",
     "--loss_norm": "loss_agg_mode", "--loss gspo": "importance_sampling_level", "--clip_low": "clip_ratio_low",
     "--advantage": "scale_rewards adv_estimator norm_adv_by_std_in_grpo", "--clip_high": "epsilon_high clip_ratio_high",

@@ -103,6 +103,7 @@ def test_values_have_the_type_of_their_default():
     (["--mitigation", "vineppo", "--k", 10**26], "--k must be"), (["--mitigation", "gtpo", "--a1", "nan"], "--a1"),
     (["--mitigation", "gtpo", "--normalize", "none"], "takes no --normalize"),
     (["--mitigation", "ppo", "--advantage", "rloo"], "takes no --advantage"),
+    (["--mitigation", "ppo", "--shaping", "kl"], "takes no --shaping"),
     (["--resume", "nowhere"], "nowhere is not a run folder"), (["--resume=x", "--lr", 1], "--lr"),
     (lambda batch, seed=1: None, "seed"), (lambda batch, resume=1: None, "resume"),
     (lambda batch, shape=None: None, "shape"),

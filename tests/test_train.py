@@ -251,8 +251,9 @@ def test_every_method_trains(name, options, quick, tmp_path):
 
 
 def test_a_reference_is_loaded_only_where_it_is_needed():
-    for needs, kl, needed in (((), 0.0, False), ((), 0.1, True), (("reference",), 0.0, True)):
-        assert (start.load_policy(Settings(kl=kl), countdown_task, needs).reference is not None) == needed
+    for needs, options, needed in (((), {}, False), ((), {"kl": 0.1}, True), (("reference",), {}, True),
+                                   ((), {"shaping": "overlong"}, False), ((), {"shaping": "kl"}, True)):
+        assert (start.load_policy(Settings(**options), countdown_task, needs).reference is not None) == needed
 
 
 def test_every_seed_step_and_name_has_its_own_random_numbers():
