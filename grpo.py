@@ -61,7 +61,7 @@ def overlong(batch: TokenBatch, s: Settings) -> Tensor:
 
     There beta is 1 and r is 1 or -1. A response that the limit cuts off loses all of beta.
     """
-    return batch.reward - s.shaping_beta * (5 * batch.mask.sum(1) / s.max_new_tokens - 4).clamp(min=0)
+    return batch.reward - s.shaping_beta * (5 * batch.mask.sum(1).double() / s.max_new_tokens - 4).clamp(min=0)
 
 
 def minus_divergence(batch: TokenBatch, s: Settings) -> Tensor:
