@@ -14,7 +14,7 @@ import json
 import re
 import textwrap
 from pathlib import Path
-from typing import Iterator
+from typing import Callable, Iterator
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -329,7 +329,7 @@ def draw_methods(groups: list[Group], file: Path) -> None:
 def compare_runs(folders: list[Path], logs: Iterator[dict]) -> None:
     """Print the comparison of runs; write it and a picture of the methods to comparison/ beside them."""
     configs, out = [read_config(folder) for folder in folders], folders[0].parent / "comparison"
-    figures = [*map(summarize, follow("reading runs", folders), logs)]  # one log at a time: they are large
+    figures = [*map(summarize, follow("reading runs", folders), logs)]
     every = {name: np.nan for own in figures for name in own}  # NaN where a run has not measured it
     shared = [{name: x for name, x in config["settings"].items() if name not in NO_DIFFERENCE} for config in configs]
     plain = min((method for method in map(run_method, configs) if method.split()[0] == "none"), key=len, default="")
@@ -344,30 +344,22 @@ def compare_runs(folders: list[Path], logs: Iterator[dict]) -> None:
     print(f"{text}\nwrote {out / 'table.md'} and learning.png" + f"\nwarning: {warning}" * bool(warning))
 
 
-def trained_runs(folders: list[Path]) -> list[Path]:
-    """Those of some folders that are runs with a step of training, each once; exits where there is none."""
-    runs = [path for path in folders if (path / "metrics.csv").exists() or (path / "config.json").exists()]
-    trained = [run for run in dict.fromkeys(runs or folders) if len(read_metrics(run)["step"]) > 1]
-    for path in folders:
+@one_sentence()
+def main(words: list[str] | None = None, read: Callable[[Path], dict] = read_log) -> None:
+    """Analyze a single run, compare several; report what can't be read in one sentence. words: those of the command
+    line. read: what makes the log of a run."""
+    parser = new_parser(description=__doc__)
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run folder")
+    given = parser.parse_args(words)
+    runs = [path for path in given.runs if (path / "metrics.csv").exists() or (path / "config.json").exists()]
+    trained = [run for run in dict.fromkeys(runs or given.runs) if len(read_metrics(run)["step"]) > 1]  # each once
+    for path in given.runs:
         if path not in trained and path.name != "comparison":  # our own output, which runs/* matches
             print(f"left out: {path} has no step of training")
     if not trained:
         fail("there is no run with a step of training to analyze; make one with: python train.py")
-    return trained
-
-
-def write_analysis(runs: list[Path], logs: Iterator[dict]) -> None:
-    """Analyze a single run, compare several. logs: what read_log found of each run, perhaps with other roles."""
-    analyze_run(runs[0], next(logs)) if len(runs) == 1 else compare_runs(runs, logs)
-
-
-@one_sentence()
-def main() -> None:
-    """Analyze what the command line names; report what can't be read in one sentence."""
-    parser = new_parser(description=__doc__)
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run folder")
-    runs = trained_runs(parser.parse_args().runs)
-    write_analysis(runs, map(read_log, runs))
+    logs = map(read, trained)  # one at a time: they are large
+    analyze_run(trained[0], next(logs)) if len(trained) == 1 else compare_runs(trained, logs)
 
 
 if __name__ == "__main__":

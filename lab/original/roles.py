@@ -6,13 +6,13 @@
 The first is how the original work counted, whose patterns matched no tag. The second leaves out the spaces that some
 tokenizers, such as Qwen's, write before a number. Several runs are compared.
 """
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 import analyze
 from plumbing.flags import new_parser
-from plumbing.progress import one_sentence
 from plumbing.tokenizer import Tokenizer
 from tasks.text import FILLER, STRUCTURE
 
@@ -37,15 +37,12 @@ def read_log(run: Path, types: str) -> dict[str, np.ndarray]:
     return log | {"role": TYPES[types](log, run)}
 
 
-@one_sentence()
 def main() -> None:
-    """Analyze a single run, compare several."""
-    parser = new_parser(description=__doc__)
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run folder")
+    """analyze.py, which reads its logs by the function above."""
+    parser = new_parser(description=__doc__, usage="python -m lab.original.roles --types TYPES RUN [RUN ...]")
     parser.add_argument("--types", choices=list(TYPES), required=True, help="see above")
-    given = parser.parse_args()
-    runs = analyze.trained_runs(given.runs)
-    analyze.write_analysis(runs, (read_log(run, given.types) for run in runs))
+    given, words = parser.parse_known_args()
+    analyze.main(words, partial(read_log, types=given.types))
 
 
 if __name__ == "__main__":
