@@ -25,10 +25,8 @@ from tasks import guess_task
 from tests.test_pages import ROOT
 
 REFUSED = {
-    analyze: [("", "required: RUN"), ("--steps 3", "--steps"),
-              ("nowhere", "nowhere is not a run folder")],
-    roles: [("--types mine here", "--types"), ("here", "--types"), ("--types original", "RUN"),
-            ("--types original nowhere", "nowhere is not a run folder")],
+    analyze: [("", "required: RUN"), ("--steps 3", "--steps"), ("nowhere", "nowhere is not a run folder")],
+    roles: [("--types mine here", "--types"), ("here", "--types"), ("--types original", "RUN")],
     gradients: [("--model no/such/model", "no/such/model")],
     ground_truth: [("--model no/such/model", "no/such/model"), ("--data no/such.jsonl", "no/such.jsonl"),
                    ("--questions 1", "--questions must be"), ("--rollouts 0", "--rollouts must be"),

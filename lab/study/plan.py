@@ -61,10 +61,13 @@ BEST, OUTWARDS = 2.8e-4, 4e-4  # stage one's best rate, the same for all; as an 
 # What the original work tried, as it did: the second one's weights are neither detached nor rescaled.
 CONCLUSION = "outcome_conditional --think_discount 0.5"
 THEIR_INVERSE = "inverse_logprob --epsilon 0.1 --detach false --normalize none"
-# Rows are still named after flags that train.py no longer has: what a command has today in place of each.
-TODAY = {" --step_length true": "",  # it measured each step's length
-         f"train.py --mitigation {THEIR_INVERSE}":
-         "-m lab.original.undetached --mitigation inverse_undetached --epsilon 0.1 --normalize none"}
+
+
+def today(command: str) -> str:
+    """A command without the flags that train.py no longer has, and that rows are still named after: one measured each
+    step's length, the other is a credit function of lab/original."""
+    undetached = "-m lab.original.undetached --mitigation inverse_undetached --epsilon 0.1 --normalize none"
+    return command.replace(" --step_length true", "").replace(f"train.py --mitigation {THEIR_INVERSE}", undetached)
 
 
 def at(rate: float, *listed: str) -> tuple[str, ...]:

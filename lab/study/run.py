@@ -44,7 +44,7 @@ from lab.original.undetached import registered
 from lab.statistics import spread_within
 from lab.study.engine import COSTS, FIRST, read_rows, write_rows
 from lab.study.pictures import write_study
-from lab.study.plan import COUNTED, HARD, LEVELS, PARTS, PRETRAINED, RUNS, TODAY, VERSION
+from lab.study.plan import COUNTED, HARD, LEVELS, PARTS, PRETRAINED, RUNS, VERSION, today
 from methods import MITIGATIONS
 from plumbing.comparison import NO_DIFFERENCE
 from plumbing.files import read_json, replace_file, write_json
@@ -68,13 +68,6 @@ def values_of(flags: str) -> dict:
     with registered():
         settings, method, *_ = parse_flags(shlex.split(flags))
     return asdict(with_model(settings)) | method
-
-
-def today(command: str) -> str:
-    """A command with what its flags are today."""
-    for before, now in TODAY.items():
-        command = command.replace(before, now)
-    return command
 
 
 class Experiment(NamedTuple):

@@ -4,7 +4,6 @@ import itertools
 import json
 import os
 import random
-import re
 import shlex
 import shutil
 import signal
@@ -40,11 +39,9 @@ def test_every_command_is_accepted_and_names_a_folder_of_its_own():
     """Guards against a flag that a method does not take, found hours later, and two runs in one folder."""
     listed = experiments()
     for e in {(e.level, e.flags): e for e in listed}.values():  # one seed of each
-        program, flags = re.fullmatch(r"python (train\.py|-m lab\.original\.undetached) (.*)", e.command).groups()
-        values, undetached = study.values_of(flags), e.flags.startswith(plan.THEIR_INVERSE)
-        assert (program != "train.py") == undetached
-        assert (values["mitigation"], values["seed"]) == (
-            "inverse_undetached" if undetached else e.flags.split()[0], e.seed)
+        values = study.values_of(e.command[e.command.index("--mitigation") :])
+        name = "inverse_undetached" if e.flags.startswith(plan.THEIR_INVERSE) else e.flags.split()[0]
+        assert (values["mitigation"], values["seed"]) == (name, e.seed)
         assert values["out"] == str(study.RUNS / e.name)
         assert bool(values["data"]) == (e.level in ("hard", "original", "first-countdown"))
         assert (e.table == study.REAL) == (values["dtype"] == "bfloat16")
@@ -334,8 +331,9 @@ def test_the_tracked_rows_are_of_this_study():
     values_of = functools.cache(study.values_of)  # of one seed and device of each
     for row in rows:
         e = known[row["run"]]._replace(device="cuda" if "--device cuda" in row["command"] else "cpu")
-        command = study.today(row["command"])  # without flags that are gone
+        command = plan.today(row["command"])  # without flags that are gone
         assert (row["part"], row["level"], row["seed"], command) == (e.part, e.level, str(e.seed), e.command)
-        values = values_of(re.sub(r"python \S+( lab\S+)?", "", e._replace(seed=0, device="cpu").command))
+        command = e._replace(seed=0, device="cpu").command
+        values = values_of(command[command.index("--mitigation") :])
         named = row["method"].replace("inverse_logprob detach=False", "inverse_undetached").split()[0]
         assert (float(row["steps"]), named) == (values["steps"], values["mitigation"])
