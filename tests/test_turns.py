@@ -487,8 +487,7 @@ def test_the_credit_log_has_turns_and_replies(stored):
 def test_replies_are_grey_in_pictures(tmp_path, figures):
     """Guards against a reply of another step or response, and one that is coloured like a token without credit."""
     run(tmp_path / "r", "--steps", 3)
-    metrics, tokenizer = analyze.read_metrics(tmp_path / "r"), Tokenizer(GUESS)
-    log = analyze.read_log(tmp_path / "r", metrics)
+    log, tokenizer = analyze.read_log(tmp_path / "r"), Tokenizer(GUESS)
     shown = analyze.add_replies(log)
     for response in range(36):
         step, within = 1 + response // 12, response % 12
