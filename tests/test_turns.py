@@ -361,7 +361,7 @@ def test_continuations_read_replies_and_get_them(monkeypatch):
     """Guards against a prefix without its replies, a limit that forgets them, and turns that are counted anew."""
     policy, batch, s = played(4, 4)
     calls, grade = [], guess_task.grade
-    monkeypatch.setattr("rollout.play", lambda model, prompts, uniforms, ends, limit, *others: (
+    monkeypatch.setattr("turns.play", lambda model, prompts, uniforms, ends, limit, *others: (
         calls.append((prompts, limit)), play(model, prompts, uniforms, ends, limit, *others))[1])
     graded = []
     batch.ask.grade = lambda text, puzzle, turns: graded.append((text, turns)) or grade(text, puzzle, turns)
