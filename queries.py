@@ -175,7 +175,7 @@ def attention_paid(model: Qwen2, part: Part, mask: Tensor) -> Tensor:
         model.hidden(part.inputs, part.cache)
     x, turn, bias, _ = given[0]
     q, _, _ = last.heads(x, turn)  # (r, H, S, d)
-    paid = wide(probabilities(q, part.cache.keys[-1], bias).mean(1))  # (r, S, C + S)
+    paid = wide(probabilities(q, part.cache.keys[-1], bias).mean(1))  # (r, S, C)
     own = F.pad(paid[:, :, bias.shape[3] - x.shape[1] + 1 :], (0, 1))  # (r, S, S) from each state to each token
     found = own.new_zeros(*mask.shape, mask.shape[1])  # (r, T, T)
     found[mask[:, :, None] & mask[:, None]] = own[part.sampled[:, :, None] & part.sampled[:, None]]
@@ -186,7 +186,7 @@ def logprobs_without(model: Qwen2, part: Part, hide: Tensor, mask: Tensor) -> Te
     """log pi (n,) where no later token sees those that are marked in hide (r, T); mask (r, T)."""
     marked = torch.zeros_like(part.sampled).masked_scatter(part.sampled, hide[mask])  # (r, S)
     S = marked.shape[1]
-    bias = part.cache.bias(part.cache.next_positions(S))  # (r, 1, S, C + S)
+    bias = part.cache.bias(part.cache.next_positions(S))  # (r, 1, S, C)
     others = ~torch.eye(S, dtype=torch.bool, device=bias.device)  # (S, S) a hidden token still sees itself
     bias[..., -S:].masked_fill_(F.pad(marked, (1, -1))[:, None, None] & others, -torch.inf)
     return token_logprobs(model, model.hidden(part.inputs, part.cache, bias)[part.sampled], part.tokens)

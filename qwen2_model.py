@@ -7,8 +7,8 @@ How this differs from the reports (Qwen2 2407.10671, Qwen3 2505.09388, Llama 230
    sampling, a whole response, with gradient, when it is trained on. See Qwen2.hidden and Cache.
 3. q, k and v are one matrix, in a checkpoint's order, and so are gate and up: one large product is faster than three.
 
-Alphabet: R rows of S new tokens each, C columns of which a row's tokens see some (those of the cache, then its own S),
-V vocabulary, D hidden size, H query heads, K key heads, d head size.
+Alphabet: R rows of S new tokens each, C columns that attention looks at (those of the cache, then the S new ones), V
+vocabulary, D hidden size, H query heads, K key heads, d head size.
 
 Run it:  python train.py --steps 0        loads the bundled model, samples from it and grades the responses
 """
@@ -30,8 +30,8 @@ from plumbing.files import check_tensors, read_json, replace_file, write_json
 from plumbing.model_folder import LLAMA3, check_folder, config_values, read_weights
 
 SCORES_AT_ONCE = 2**24  # attention scores that are computed at once, at most
-PROBABILITIES_KEPT = 2**25  # bytes of attention probabilities in a layer; the backward pass computes more of them again
-LOGITS_KEPT = 2**28  # bytes of logits that are kept for the backward pass; those of a longer list are computed again
+PROBABILITIES_KEPT = 2**25  # bytes of a layer's attention probabilities kept for the backward pass; else computed again
+LOGITS_KEPT = 2**28  # bytes of logits kept for the backward pass; else computed again
 NOWHERE = 2**62  # the position of a column without a token: after every token, so that none sees it
 ARCHITECTURES = {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM"}
 
@@ -102,12 +102,12 @@ def attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
     if q.is_cuda and q.shape[2] > 1:  # for one new token a row it is not worth the copies of k and v
         return attention_on_gpu(q, k, v, bias)
     scores = q.shape[1] * bias[0].numel()  # of a row
-    rows, kept = max(1, SCORES_AT_ONCE // max(1, scores)), len(q) * scores * q.itemsize
-    if len(q) <= rows and kept <= PROBABILITIES_KEPT:
+    at_once = max(1, SCORES_AT_ONCE // max(1, scores))  # rows
+    recompute = torch.is_grad_enabled() and len(q) * scores * q.itemsize > PROBABILITIES_KEPT
+    if len(q) <= at_once and not recompute:
         return plain_attention(q, k, v, bias)
-    again = torch.is_grad_enabled() and kept > PROBABILITIES_KEPT
-    function = partial(checkpoint, plain_attention, use_reentrant=False) if again else plain_attention
-    return torch.cat([function(*part) for part in zip(*(x.split(rows) for x in (q, k, v, bias)))])
+    function = partial(checkpoint, plain_attention, use_reentrant=False) if recompute else plain_attention
+    return torch.cat([function(*part) for part in zip(*(x.split(at_once) for x in (q, k, v, bias)))])
 
 
 def plain_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
@@ -117,12 +117,12 @@ def plain_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
 
 def probabilities(q: Tensor, k: Tensor, bias: Tensor) -> Tensor:
     """softmax(q k^T / sqrt(d) + bias), (R, H, S, C); arguments as of `attention`."""
-    scores = by_key_head(q * q.shape[3] ** -0.5, k) @ k.mT  # (R, K, H / K S, C)
+    scores = by_key_head(q * q.shape[3] ** -0.5, k) @ k.mT  # (R, K, (H / K) S, C)
     return (scores.view(*q.shape[:3], k.shape[2]) + bias).softmax(-1)
 
 
 def by_key_head(x: Tensor, k: Tensor) -> Tensor:
-    """x (R, H, S, ...) as (R, K, H / K S, ...): H / K query heads, side by side in x, share a head of k (R, K, ...)."""
+    """x (R, H, S, ...) as (R, K, (H / K) S, ...): H / K query heads, neighbours in x, share a head of k (R, K, ...)."""
     return x.unflatten(1, (k.shape[1], -1)).flatten(2, 3)
 
 
@@ -166,7 +166,7 @@ class Layer(nn.Module):
         self.qkv_adapter = self.o_adapter = self.gate_up_adapter = self.down_adapter = None  # lora.py may set them
 
     def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor], bias: Tensor, extend: Callable) -> Tensor:
-        """x (R, S, D) -> (R, S, D). rotation: cos and sin, see `rotate`; bias: see `attention`; extend(k, v): see Cache."""
+        """x (R, S, D) -> (R, S, D). rotation: see `rotate`; bias: see `attention`; extend(k, v): see Cache."""
         q, k, v = self.heads(x, rotation)  # (R, H, S, d), (R, K, S, d), (R, K, S, d)
         out = attention(q, *extend(k, v), bias)  # (R, H, S, d)
         x = x + product(out.transpose(1, 2).flatten(2), self.o, None, self.o_adapter)
@@ -203,12 +203,12 @@ class Qwen2(nn.Module):
     def hidden(self, tokens: Tensor, cache: "Cache", bias: Tensor | None = None) -> Tensor:
         """Last hidden states (R, S, D) of new tokens (R, S), each of which follows what its row of the cache has read.
 
-        The cache grows by S columns. bias (R, 1, S, C + S): who sees whom, if not as Cache.bias says.
+        The cache grows by S columns. bias (R, 1, S, C): who sees whom, if not as Cache.bias says.
         """
         position = cache.next_positions(tokens.shape[1])  # (R, S) of the new tokens in the texts of their rows
         angle = position[:, None, :, None].float() * self.frequency  # (R, 1, S, d / 2)
         x, rotation = F.embedding(tokens, self.embedding), (angle.cos(), angle.sin())  # (R, S, D)
-        bias = cache.bias(position) if bias is None else bias  # (R, 1, S, C + S)
+        bias = cache.bias(position) if bias is None else bias  # (R, 1, S, C)
         for i, layer in enumerate(self.layers):
             # Columns are counted now: the backward pass may compute the layer again when the cache has grown.
             extend = partial(cache.extend, i, cache.columns)
@@ -225,7 +225,7 @@ class Qwen2(nn.Module):
 
     @cached_property
     def frequency(self) -> Tensor:
-        """RoPE's angles a position (d / 2,), on the model's device."""
+        """RoPE's angles a position (d / 2,). (No buffer, which a checkpoint would have to have.)"""
         return rope_frequencies(self.config).to(self.norm.device)
 
     @property
@@ -234,8 +234,8 @@ class Qwen2(nn.Module):
         return self.embedding if self.head is None else self.head
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits (..., real_vocab) of the token that follows hidden (..., D), over the temperature, in float32 or wider:
-        the policy is their softmax, for sampler, update, ratio, entropy and reference alike."""
+        """Logits (..., real_vocab) of the token that follows hidden (..., D), over the temperature, in float32 or
+        wider: the policy is their softmax, for sampler, update, ratio, entropy and reference alike."""
         logits = wide(F.linear(hidden, self.output_weight[: self.real_vocab]))
         return logits if self.temperature == 1 else logits / self.temperature
 
@@ -252,6 +252,7 @@ class Cache:
     def __init__(self, model: Qwen2, R: int):
         """A cache of R rows that have read nothing."""
         c, weight = model.config, model.output_weight
+        # Empty, so that all layers may begin with the same tensor.
         self.keys = [weight.new_zeros(R, c.num_key_value_heads, 0, c.head_dim)] * c.num_hidden_layers
         self.values = list(self.keys)  # of each layer (R, K, columns, d)
         self.position = torch.zeros(R, 0, dtype=torch.long, device=weight.device)  # (R, columns)
@@ -263,7 +264,7 @@ class Cache:
         return self.length[:, None] + torch.arange(S, device=self.length.device)
 
     def bias(self, own: Tensor) -> Tensor:
-        """What is added to the attention scores (R, 1, S, C + S) of new tokens at the positions own (R, S)."""
+        """What is added to the attention scores (R, 1, S, C) of new tokens at the positions own (R, S)."""
         return self.mask(own[:, :, None], torch.cat((self.position, own), dim=1)[:, None])
 
     def mask(self, own: Tensor, column: Tensor) -> Tensor:
@@ -357,19 +358,23 @@ def parts_of(name: str, rows: int, c: Config) -> dict[str, int]:
     """The checkpoint's weights that one of ours, of so many rows, consists of: name and rows of each, in order."""
     layer, _, own = name.rpartition(".")
     names = [f"model.{layer}.{x}" if layer else x for x in NAMES[own]]  # layers.0.qkv -> model.layers.0.self_attn...
-    heads = {3: (c.num_attention_heads, c.num_key_value_heads, c.num_key_value_heads), 2: (1, 1), 1: (1,)}[len(names)]
+    K = c.num_key_value_heads
+    heads = (c.num_attention_heads, K, K) if len(names) == 3 else (1,) * len(names)  # q, k and v differ in size
     return {x: rows * n // sum(heads) for x, n in zip(names, heads)}
 
 
 def to_checkpoint(tensors: dict[str, Tensor], c: Config) -> dict[str, Tensor]:
     """Weights by our names, their gradients or their moments -> the same by a checkpoint's names."""
-    parts = {name: parts_of(name, len(x), c) for name, x in tensors.items()}
-    return {part: y for name, x in tensors.items() for part, y in zip(parts[name], x.split([*parts[name].values()]))}
+    found = {}
+    for name, x in tensors.items():
+        parts = parts_of(name, len(x), c)
+        found |= zip(parts, x.split([*parts.values()]))
+    return found
 
 
 def from_checkpoint(tensors: dict[str, Tensor], names: Iterable[str], c: Config) -> dict[str, Tensor]:
     """The inverse: our weights of these names, from a checkpoint's."""
-    return {name: torch.cat([tensors[part] for part in parts_of(name, 0, c)]) for name in names}
+    return {name: torch.cat([tensors[part] for part in parts_of(name, 0, c)]) for name in names}  # 0: of any size
 
 
 def parse_config(source: dict) -> Config:

@@ -110,16 +110,14 @@ class Policy(NamedTuple):
 
 
 def seed_of(purpose: str, *numbers: int | str) -> int:
-    """The seed, of 63 bits as torch takes, of a generator of random numbers: from what it is for, such as "order",
-    --seed, epoch.
-
-    Every generator of a run has its seed from here, so no two share their numbers.
-    """
-    return fingerprint(f"{purpose} {numbers}") >> 1
+    """The seed of a generator of random numbers, from its purpose, such as "order", and numbers, such as --seed and the
+    epoch. All generators of a run have theirs from here, so no two draw the same."""
+    return fingerprint(f"{purpose} {numbers}") >> 1  # of 64 bits; torch takes 63
 
 
 def draw_puzzles(training: list, s: Settings, step: int) -> list:
-    """The Q puzzles of a step. Every epoch shuffles the training puzzles anew; the order depends on the seed alone."""
+    """The Q puzzles of a step: puzzle i of the run is number i % N of epoch i // N. Every epoch shuffles the N training
+    puzzles anew, in an order that depends on the seed alone."""
     N, first = len(training), (step - 1) * s.questions
     drawn = range(first, first + s.questions)  # counted since the run began
     order = {epoch: np.random.default_rng(seed_of("order", s.seed, epoch)).permutation(N)

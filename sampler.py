@@ -5,8 +5,8 @@ How this differs from the usual `generate`:
    its batch.
 2. Log-prob, entropy and logit gradient (see Samples) of each token are recorded while sampling: the ratio's pi_old,
    most credit functions and the credit log need no extra forward pass.
-3. Responses that have ended leave the batch. (A GPU replays a recorded step of fixed shape, by plumbing/replay.py:
-   there they are computed to the end, and ignored.)
+3. Responses that have ended leave the batch, except on a GPU, which replays a recorded step of fixed shape: see
+   plumbing/replay.py.
 4. A prompt is computed once for all its responses, while sampling and when they are read, up to its last token. A row
    begins with that token, so the state of a row's column t predicts the response's token t:
 
@@ -28,9 +28,9 @@ from torch.nn.utils.rnn import pad_sequence
 from plumbing.replay import Replayed
 from qwen2_model import Cache, Qwen2, token_logprobs, wide
 
-LOGITS_AT_ONCE = 2**18  # logits in float32 that are drawn from at once on a CPU, so that they stay in its cache
+LOGITS_AT_ONCE = {"cpu": 2**18}  # logits that are drawn from at once: on a CPU those that stay in its cache
 REPLAYED_ON = {"cuda"}  # devices that replay a recorded decode step
-LIKE = 0.75  # responses of at least this share of the longest one's length are read together, padded to that
+LIKE = 0.75  # a response is padded, to be read with longer ones, if it has at least this share of their length
 
 Replies = Sequence[dict[int, list[int]]]  # for each response, by column t: the tokens of the reply read before it
 
@@ -70,12 +70,12 @@ def draw(p: Tensor, uniform: Tensor) -> Tensor:
 def describe(log_probs: Tensor, p: Tensor, token: Tensor) -> Tensor:
     """Log-prob of a token (n, 1), entropy in nats, and logit gradient (3, n), from log_probs and p (n, V).
 
-    p is overwritten. The logit gradient ||onehot - p|| is the norm of d log pi / d (logits / temperature). The token's
+    The logit gradient ||onehot - p|| is the norm of d log pi / d (logits / temperature). The token's
     own entry of onehot - p is 1 - p_token, which is the sum of the others' p; each other entry is -p. (The shorter form
     sqrt(1 - 2 p_token + sum_v p_v^2) loses all digits where p_token is near 1: in fp32, 0 for true values near 1e-4.)
     """
     entropy = -torch.linalg.vecdot(p, log_probs)
-    others = p.scatter_(1, token, 0.0)  # (n, V)
+    others = p.scatter(1, token, 0.0)  # (n, V)
     return torch.stack((log_probs.gather(1, token)[:, 0], entropy,
                         torch.hypot(others.sum(1), torch.linalg.vector_norm(others, dim=1))))
 
@@ -90,17 +90,17 @@ def draw_and_describe(logits: Tensor, greedy: bool, uniform: Tensor,
     p = log_probs.exp()  # (n, V)
     allowed = p if excluded is None else p.scatter(1, excluded[:, None], 0.0)  # (n, V)
     token = allowed.argmax(1, keepdim=True) if greedy else draw(allowed, uniform)  # (n, 1)
-    return token[:, 0], describe(log_probs, p, token)  # at last, because it overwrites p
+    return token[:, 0], describe(log_probs, p, token)
 
 
 def next_tokens(model: Qwen2, hidden: Tensor, uniform: Tensor, excluded: Tensor | None,
                 greedy: bool) -> tuple[Tensor, Tensor]:
     """The token (B',) that follows each state hidden (B', D), and its log-prob, entropy and logit gradient (3, B')."""
     logits = model.logits(hidden)  # (B', V)
-    # A few rows at a time: in float32 they stay in a CPU's cache.
-    size = max(1, (2**26 if logits.is_cuda else LOGITS_AT_ONCE) // logits.shape[1])
-    parts = [draw_and_describe(logits[rows], greedy, uniform[rows], None if excluded is None else excluded[rows])
-             for rows in (slice(first, first + size) for first in range(0, len(logits), size))]
+    size = max(1, LOGITS_AT_ONCE.get(logits.device.type, 2**26) // logits.shape[1])  # rows
+    parts = [draw_and_describe(logits[i : i + size], greedy, uniform[i : i + size],
+                               None if excluded is None else excluded[i : i + size])
+             for i in range(0, len(logits), size)]
     return torch.cat([token for token, _ in parts]), torch.cat([found for _, found in parts], dim=1)
 
 
@@ -121,18 +121,18 @@ def generate(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_token
     mask = torch.zeros(B, T, dtype=torch.bool, device=device)
     facts = wide(model.output_weight.new_zeros(3, B, T))  # log-prob, entropy, logit gradient
     ended = torch.zeros(B, dtype=torch.bool, device=device)
-    # A tenth faster than no_grad. Autograd refuses tensors that were made inside, so what is returned was made above.
+    # A tenth faster than no_grad. Autograd refuses what is made inside, so all that is returned was made above.
     with torch.inference_mode():
         rows = torch.arange(B, device=device)  # (B',) the response that each running row writes
         read, last = read_prompts(model, prompts)
         cache, token = read.rows(rows // G), last[rows // G]  # of B' rows, (B',)
         cache.reserve(T)
-        reader = model
-        if device.type in REPLAYED_ON:  # a GPU waited for Python, and was 2.4 times slower
-            reader = cache = Replayed(model, cache)
+        network = model
+        if device.type in REPLAYED_ON:  # 2.4 times as fast on a GPU, which waits for Python else
+            network = cache = Replayed(model, cache)  # stands in for both
         for t in range(T):
             forbidden = excluded.to(device) if t == 0 and excluded is not None else None  # (B',)
-            state = reader.hidden(token[:, None], cache)[:, 0]  # (B', D)
+            state = network.hidden(token[:, None], cache)[:, 0]  # (B', D)
             token, found = next_tokens(model, state, uniforms[rows, t], forbidden, greedy)  # (B',), (3, B')
             tokens[rows, t], mask[rows, t], facts[:, rows, t] = token, True, found
             ended[rows] = torch.isin(token, ends)
@@ -212,8 +212,8 @@ def parts_of(cache: Cache, last: Tensor, prompt_of: Tensor, tokens: Tensor, samp
 
 
 def of_like_length(length: Tensor, at_once: int) -> list[Tensor]:
-    """The numbers of rows of `length` (b,), the longest first, in groups of at most at_once; the shortest row of a
-    group has at least LIKE of the longest one's length."""
+    """Rows, given their length (b,), as groups of indices: the longest first, at most at_once in a group, the shortest
+    of which has at least LIKE of the longest one's length."""
     groups = []
     for i in length.argsort(descending=True, stable=True).tolist():
         if groups and len(groups[-1]) < at_once and length[i] >= LIKE * length[groups[-1][0]]:
@@ -235,7 +235,7 @@ def part_logprobs(model: Qwen2, part: Part) -> Tensor:
 
 def read_responses(reader: Callable, model: Qwen2, prompts: list[list[int]], prompt_of: Tensor, tokens: Tensor,
                    sampled: Tensor, per_row: Sequence[Tensor] = (), at_once: int = 16) -> Tensor:
-    """What a reader finds of each sampled token, (b, S, ...): its t-th of a row in column t, then 0.
+    """What a reader finds of each sampled token, (b, S, ...): column t has that of a row's t-th one, then come zeros.
 
     A reader is a function such as part_logprobs(model, part, ...), which returns (n, ...). It gets the part's rows of
     each tensor of per_row (b, ...), too. prompt_of (b,): the prompt of each. The other arguments: see `parts_of`.

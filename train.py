@@ -10,12 +10,13 @@
     python train.py --on_step tracking:tensorboard                          hand each row of metrics.csv to a function
     torchrun --nproc_per_node 2 train.py --mitigation none                  the same run in several processes
 
+A mitigation is a credit function, in the original work's word. GRPO's own formulas are in grpo.py: read that next.
+
 Shapes: Q puzzles a step, G responses to each puzzle (a group), B = Q G responses, T tokens of the longest response.
 
 A run folder receives config.json, metrics.csv, credit/, samples.txt, checkpoint/, state.pt (for --resume) and
 final.json. Read it with `python analyze.py runs/none-seed0`.
 """
-import math
 import shlex
 import sys
 import time
@@ -28,7 +29,7 @@ from torch import Tensor
 
 from grpo import compare, shape, update
 from plumbing.launch import responses_that_fit
-from plumbing.metrics import add_columns, heldout_text, line_of, standard_error, step_columns
+from plumbing.metrics import add_columns, heldout_text, line_of, pass_line, standard_error, step_columns
 from plumbing.optimizer import Optimizer, learning_rate
 from plumbing.processes import leave
 from plumbing.progress import Progress, one_sentence
@@ -50,9 +51,9 @@ def train(s: Settings, mitigation: Callable[[TokenBatch], Tensor], policy: Polic
         optimizer.set_lr(learning_rate(s, step))  # the same in every step, by default
         puzzles = draw_puzzles(training, s, step)  # Q
         batch = rollout(policy, puzzles, s, step)  # B responses and their rewards
-        batch.ask = Queries(policy, batch, s, step)  # what a credit function may ask the model
+        batch.ask = Queries(policy, batch, s, step)  # runs the model where a credit function asks it something
         reward = shape(batch, s)  # (B,) the graded one, unless --shaping changes it
-        batch.advantage = compare(batch, s.advantage, reward)  # (B,)
+        batch.advantage = compare(batch, s.advantage, reward)  # (B,) by default GRPO's (r - mean) / std of the group
         credit = assign_credit(batch, mitigation, s)  # (B, T)
         row = learn(policy, optimizer, batch, credit, s)  # columns of metrics.csv
         row |= step_columns(step, batch, step_began)  # columns of the rollout: means of the batch, tokens, seconds
@@ -72,9 +73,9 @@ def assign_credit(batch: TokenBatch, mitigation: Callable[[TokenBatch], Tensor],
 
 
 def learn(policy: Policy, optimizer: Optimizer, batch: TokenBatch, credit: Tensor, s: Settings) -> dict:
-    """The heads learn, such as PPO's critic, and the policy. Returns columns of metrics.csv: of the update, of the
-    heads (whatever their `learn` returns), and the means of further numbers in the task's grades."""
-    # Heads learn after the credit, which would be biased by a critic that knew these rewards.
+    """The policy learns, and the value heads, such as PPO's critic, if the credit function has any. Returns columns of
+    metrics.csv: of the update, of the heads, and the means of the further numbers that the task's `grade` returns."""
+    # Heads learn only now: a critic that knew these rewards would bias the credit.
     found = {name: head.learn(batch) for name, head in policy.heads.items()}
     row = update(policy, optimizer, batch, credit, s)
     for name, columns in found.items():
@@ -89,11 +90,11 @@ def learn(policy: Policy, optimizer: Optimizer, batch: TokenBatch, credit: Tenso
 def evaluate(policy: Policy, puzzles: list, G: int, s: Settings) -> np.ndarray:
     """Success (Q, G) of G responses to each of Q puzzles, with the same random numbers every time."""
     uniforms = draw_uniforms(0, EVALUATION, len(puzzles), G, s.max_new_tokens)  # (B, max_new_tokens)
-    at_once = max(1, responses_that_fit(policy, puzzles, s) // G)  # puzzles
+    at_once = max(1, responses_that_fit(policy, puzzles, s) // G)  # puzzles whose responses fit into memory
     success, progress = [], Progress("evaluating", len(uniforms))
     for i in range(0, len(puzzles), at_once):
         rows = uniforms[i * G : (i + at_once) * G]
-        watch = progress.part(len(success), *rows.shape)  # responses done, those of this part, the token limit
+        watch = progress.part(done=len(success), size=len(rows), limit=s.max_new_tokens)
         _, graded = generate_and_grade(policy, puzzles[i : i + at_once], rows, greedy=s.eval_greedy, watch=watch)
         success += [grade["answer"] for grade in graded]  # 1.0 where the answer is right, else 0.0
     return np.array(success).reshape(len(puzzles), G)
@@ -111,18 +112,10 @@ def measure_pass(policy: Policy, heldout: list, s: Settings) -> dict[str, float]
         return {}
     print(f"measuring pass@{k}: {k} responses to each of {len(heldout)} held-out puzzles", flush=True)
     success = evaluate(policy, heldout, k, replace(s, eval_greedy=False))  # (Q, k)
-    fewer = sorted({k} | {2**i for i in range(k.bit_length())})  # the same samples tell of these, too
-    print("  ".join(f"pass@{j} {best_of(success, j):.1%}" for j in fewer), flush=True)
+    print(pass_line(success), flush=True)
     solved = success.max(1)
     return {f"pass@{k}": float(solved.mean()), f"pass@{k}_stderr": standard_error(solved),
             f"pass@{k}_problems": len(solved)}
-
-
-def best_of(success: np.ndarray, j: int) -> float:
-    """pass@j from k >= j responses to each puzzle, success (Q, k): the best of j of them, on average (2107.03374)."""
-    k = success.shape[1]
-    share = [math.comb(i, j - 1) / math.comb(k, j) for i in range(k)]  # of the draws of j whose best is the i-th
-    return float((np.sort(success, 1) @ share).mean())
 
 
 def measure_start(policy: Policy, heldout: list, s: Settings) -> dict[str, float]:
@@ -157,7 +150,7 @@ def main() -> None:
         row = train(*arguments) or row
         writer.finish(measure_end(row, policy, heldout, s))
         print(f"wrote {writer.run}" + (f"; read it with: python analyze.py {name}" if s.steps else ""))
-    leave()
+    leave()  # the other processes, if there are any
 
 
 if __name__ == "__main__":

@@ -110,7 +110,7 @@ def tokens_reread(prompt: list[int], before: dict[int, list[int]]) -> int:
 
 def respond(policy: Any, asked: list[tuple], uniforms: Tensor, limit: Tensor | None = None,
             excluded: Tensor | None = None, greedy: bool = False, watch: Callable | None = None) -> Samples:
-    """Continue responses to Q puzzles: asked has each puzzle, and the sampled tokens that its B / Q responses begin with,
+    """Continue responses to Q puzzles. asked: each puzzle, and the sampled tokens that its B / Q responses begin with,
     which are no part of the samples. The rest is explained at `generate` and `play`."""
     texts, G = [context(policy, *one) for one in asked], len(uniforms) // len(asked)
     given = (policy.model, texts, uniforms, policy.tokenizer.end_tokens, limit, excluded, greedy, watch)

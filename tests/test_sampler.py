@@ -94,7 +94,7 @@ def naive_sample(hf: torch.nn.Module, prompt: list[int], row: list[float], exclu
 def way(request, monkeypatch):
     """How `generate` works: as on a CPU; drawing one row at a time; as on a GPU, without a graph."""
     if request.param == "row by row":
-        monkeypatch.setattr(sampler, "LOGITS_AT_ONCE", 1)
+        monkeypatch.setattr(sampler, "LOGITS_AT_ONCE", {"cpu": 1})
     if request.param == "replayed":
         monkeypatch.setattr(sampler, "REPLAYED_ON", {"cpu"})
 

@@ -28,7 +28,7 @@ from grpo import ADVANTAGES, LOSS_NORMS, LOSSES, update
 from methods import MITIGATIONS
 from methods.heads import HEADS, Critic
 from mitigations import uniform
-from plumbing import launch, run_folder
+from plumbing import launch, metrics, run_folder
 from plumbing.files import read_json
 from plumbing.metrics import COLUMNS
 from plumbing.optimizer import Optimizer
@@ -116,7 +116,7 @@ def test_metrics_agree_with_the_credit_log(tmp_path):
     for row in (start, table[1], table[3]):
         p = float(row["heldout_success"])
         assert float(row["heldout_stderr"]) == pytest.approx((p * (1 - p) / 11) ** 0.5)  # 12 puzzles, solved or not
-    assert np.isnan(train.standard_error(np.ones(1)))
+    assert np.isnan(metrics.standard_error(np.ones(1)))
     run(*SMALL, "--steps", 1, "--eval_every", 2, "--seed", 1, "--out", other)
     assert rows(other)[1]["loss"] != table[0]["loss"] and rows(other)[0] == start
 
@@ -214,7 +214,7 @@ def test_only_heldout_puzzles_are_measured(tmp_path, monkeypatch, capsys):
     graded = np.random.default_rng(0).random((3, 6))  # a grade may be a part of 1
     for j in range(1, 7):
         best = [row[list(some)].max() for row in graded for some in itertools.combinations(range(6), j)]
-        assert train.best_of(graded, j) == pytest.approx(np.mean(best))
+        assert metrics.best_of(graded, j) == pytest.approx(np.mean(best))
     expected = {"heldout_problems": 140, "heldout_success": 0.5, "pass@3": 0.5, "pass@3_problems": 128}
     assert read_json(tmp_path / "r" / "final.json").items() >= expected.items()
 
