@@ -50,6 +50,14 @@ def uniform(batch: TokenBatch) -> Tensor:
     return batch.advantage[:, None] * batch.mask
 
 
+@token_credit(from_advantage=True)
+def curious(batch: TokenBatch, bonus: float = 0.01) -> Tensor:
+    """credit = A - bonus (log p + H): raises H, on average, as an entropy bonus in the loss would (1602.01783)."""
+    # Over the tokens that may be drawn, -(log p + H) averages 0, and its policy gradient is the gradient of H.
+    batch.log["bonus"] = -bonus * (batch.logprob + batch.entropy)  # (B, T) into the credit log, for analyze.py
+    return batch.advantage[:, None] + batch.log["bonus"]
+
+
 # -------------------------------------------------------------------------------- reweightings: the original work's
 
 NORMALIZATIONS = ("response", "step", "none")

@@ -179,13 +179,13 @@ def main() -> None:
         weights = [p for module in (policy.model, *policy.heads.values()) for p in module.parameters()]
         run_folder.check_disk(run, s, weights)
         optimizer = Optimizer(policy.model, s.lr, (s.beta1, s.beta2), s.weight_decay, s.optimizer_device or None)
-        columns = try_step(policy, optimizer, training, s, mitigation)
+        columns, logged = try_step(policy, optimizer, training, s, mitigation)
         # What a run must find unchanged when it is resumed, besides its settings.
         fixed = {f"the task {s.task}": inspect.getsource(policy.task),
                  "the list of puzzles": names_of(training + heldout),
                  f"the credit function {s.mitigation}": inspect.getsource(MITIGATIONS[s.mitigation].function)}
         writer = Writer(run, s, hyper_parameters, learners(policy, optimizer), partial(save_policy, policy, s),
-                        load_function(on_step))
+                        load_function(on_step), logged)
         done, row = writer.open(fixed, columns, bool(resume))  # row of metrics.csv, {} in a new run
     with one_sentence(f"interrupted; continue with: python train.py --resume {shlex.quote(str(run))}", run):
         trained = sum(w.numel() for w in optimizer.weights.values())
@@ -203,9 +203,9 @@ def main() -> None:
     leave()
 
 
-def try_step(policy: Policy, optimizer: Optimizer, puzzles: list, s: Settings, mitigation: Callable) -> dict:
+def try_step(policy: Policy, optimizer: Optimizer, puzzles: list, s: Settings, mitigation: Callable) -> tuple:
     """Try a small step, of three short responses to each of two puzzles, so that a mistake in somebody's own function
-    is seen before the run begins. Returns its columns of metrics.csv.
+    is seen before the run begins. Returns its columns of metrics.csv, and the names in batch.log.
 
     It leaves no trace: no weight moves, copies of the heads learn, and random numbers are drawn as if nothing had been.
     """
@@ -230,7 +230,7 @@ def try_step(policy: Policy, optimizer: Optimizer, puzzles: list, s: Settings, m
         weight.grad = None
     random.setstate(states[0])
     np.random.set_state(states[1])
-    return row
+    return row, {*batch.log}
 
 
 def save_policy(policy: Policy, s: Settings, folder: Path) -> None:

@@ -99,7 +99,7 @@ def integer_power(batch, power: float = 2):
 @pytest.mark.parametrize("problem, decorator, function", [
     ("must return weights of shape (B, T) = (2, 3), not (2, 1)", reweighting, lambda batch: torch.ones(2, 1)),
     ("must return credit of shape (B, T) = (2, 3), not NoneType", token_credit, lambda batch: None),
-    ("returned credit with NaN or infinity in it", token_credit, lambda batch: torch.tensor([[1.0, math.nan, 1]] * 2)),
+    ("must return credit without NaN or infinity", token_credit, lambda batch: torch.tensor([[1.0, math.nan, 1]] * 2)),
     ("returned a negative weight", reweighting, lambda batch: torch.tensor([[1.0, -1e-6, 1]] * 2)),
     ("changes a field of the batch", token_credit, lambda batch: batch.logprob.data.mul_(2.0)),
     ("the default of power: float = 2 is of another type", token_credit, integer_power),  # the flag would refuse 0.5
