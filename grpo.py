@@ -46,13 +46,40 @@ from torch import Tensor
 from plumbing.metrics import token_sums, tokens_in, update_columns
 from plumbing.optimizer import Optimizer
 from plumbing.processes import my_part
-from plumbing.registry import check_advantage, check_loss, check_share
+from plumbing.registry import check_finite, check_loss
 from qwen2_model import Qwen2
 from rollout import Policy, TokenBatch, by_group, group_mean, responses
 from sampler import part_logprobs, read_in_parts
 from settings import Settings
 
-# ----------------------------------------------------------------------------------------------- advantage
+# ------------------------------------------------------------------------------------------- shaping, advantage
+# Functions of the batch and the settings: the reward (B,) that is compared, instead of the graded one.
+
+
+def overlong(batch: TokenBatch, s: Settings) -> Tensor:
+    """r - beta * x, x from 0 to 1 over the last fifth of --max_new_tokens: DAPO's soft punishment (2503.14476).
+
+    There beta is 1 and r is 1 or -1. A response that the limit cuts off loses all of beta.
+    """
+    return batch.reward - s.shaping_beta * (5 * batch.mask.sum(1).double() / s.max_new_tokens - 4).clamp(min=0)
+
+
+def minus_divergence(batch: TokenBatch, s: Settings) -> Tensor:
+    """r - beta * log(pi / ref) of the whole response: the KL to the start model in the reward (RLOO, 2402.14740).
+
+    Given beta, its gradient is on average that of E[r] - beta KL(pi || ref), between whole responses. Compare --kl.
+    """
+    return batch.reward - s.shaping_beta * (batch.logprob - batch.ask.reference_logprob).double().sum(1)
+
+
+SHAPINGS = {"none": lambda batch, s: batch.reward, "overlong": overlong, "kl": minus_divergence}
+
+
+def shape(batch: TokenBatch, s: Settings) -> Tensor:
+    """The reward (B,) that is compared. batch.reward stays the graded one, as in the logs."""
+    return check_finite(SHAPINGS[s.shaping](batch, s), batch.reward, f"--shaping {s.shaping} must give each response")
+
+
 # Functions of the rewards (Q, G) of G responses to each of Q puzzles, and of their success (Q, G): how each compares.
 # `compare` passes float64: see point 4.
 
@@ -94,10 +121,11 @@ ADVANTAGES = {"grpo": over_deviation,
               "rloo": leave_one_out, "maxrl": over_success, "step_mean": minus_step_mean}
 
 
-def compare(batch: TokenBatch, name: str = "grpo") -> Tensor:
-    """The advantage (B,) of each response: how its reward compares with those of its group."""
-    rewards, success = by_group(batch, batch.reward).double(), by_group(batch, batch.success).double()  # (Q, G) each
-    return check_advantage(ADVANTAGES[name](rewards, success), rewards, name).to(batch.logprob).flatten()
+def compare(batch: TokenBatch, name: str = "grpo", reward: Tensor | None = None) -> Tensor:
+    """The advantage (B,) of each response: how its reward (B,), else the graded one, compares with its group's."""
+    rewards = by_group(batch, batch.reward if reward is None else reward).double()  # (Q, G)
+    advantage = ADVANTAGES[name](rewards, by_group(batch, batch.success).double())  # (Q, G)
+    return check_finite(advantage, rewards, f"--advantage {name} must give each response").to(batch.logprob).flatten()
 
 
 # ---------------------------------------------------------------------------------------------------- losses
@@ -212,7 +240,8 @@ def update(policy: Policy, optimizer: Optimizer, batch: TokenBatch, credit: Tens
     Micro-batches save memory and don't change the result, because each token's share of the loss is fixed for the whole
     step.
     """
-    share = check_share(LOSS_NORMS[s.loss_norm](batch.mask, s), batch.mask, s)  # (B, T) of each token in the loss
+    share = LOSS_NORMS[s.loss_norm](batch.mask, s)  # (B, T) of each token in the loss
+    check_finite(share, batch.mask, f"--loss_norm {s.loss_norm} must give each token")
     reference_logprob = batch.ask.reference_logprob if s.kl > 0 else None  # (B, T)
     old = batch.logprob.clone()  # (B, T) log pi in the ratio's denominator
     updates = []  # what metrics.csv is told of each

@@ -94,14 +94,14 @@ class Queries:
 
         per_row: arguments with a row for each response.
         """
-        batch = self.batch
+        batch, T = self.batch, self.batch.tokens.shape[1]
         rows = (torch.arange(len(batch.tokens)) if rows is None else rows).to(batch.tokens.device)
         self.tokens_read += tokens_in(batch, rows)
 
         def read_some(mine: list[int]) -> list[Tensor]:
             found = read_responses(reader, model, batch.prompts, *responses(batch, rows[mine]),
                                    [x[mine] for x in per_row], self.s.micro_batch)
-            return [x.cpu().clone() for x in found]  # a view would carry all of it to another process
+            return [x[:T].cpu().clone() for x in found]  # a view would carry all of it to another process
 
         return torch.stack(share_out(list(range(len(rows))), read_some)).to(batch.tokens.device)
 
@@ -139,7 +139,7 @@ class Queries:
         left = self.s.max_new_tokens - torch.tensor(begun)  # (n,) of the limit, in which replies count, too
         excluded = batch.tokens[rows, positions].repeat_interleave(k) if other else None  # (n * k,)
         samples, grades = generate_and_grade(self.policy, asked, uniforms[..., : left.max()].flatten(0, 1), prefixes,
-                                             left.repeat_interleave(k), excluded, self.grade)
+                                             self.grade, limit=left.repeat_interleave(k), excluded=excluded)
         self.tokens_sampled += int(samples.mask.sum())
         # A text that begins another one is not read separately, so it doesn't count.
         self.tokens_read += sum(map(len, distinct_texts(texts)[0])) + sum(
@@ -168,7 +168,8 @@ def attention_paid(model: Qwen2, part: Part, mask: Tensor) -> Tensor:
 def logprobs_without(model: Qwen2, part: Part, hide: Tensor, mask: Tensor) -> Tensor:
     """log pi (n,) where no later token sees those that are marked in hide (r, T); mask (r, T)."""
     marked = torch.zeros_like(part.sampled).masked_scatter(part.sampled, hide[mask])  # (r, S)
-    bias = part.cache.bias(S := marked.shape[1])  # (r, 1, S, C + S)
+    S = marked.shape[1]
+    bias = part.cache.bias(part.cache.next_positions(S))  # (r, 1, S, C + S)
     others = ~torch.eye(S, dtype=torch.bool, device=bias.device)  # (S, S) a hidden token still sees itself
     bias[..., -S:].masked_fill_(F.pad(marked, (1, -1))[:, None, None] & others, -torch.inf)
     return token_logprobs(model, model.hidden(part.inputs, part.cache, bias)[part.sampled], part.tokens)

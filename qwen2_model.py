@@ -15,7 +15,7 @@ Run it:  python train.py --steps 0        loads the bundled model, samples from 
 import math
 from copy import copy
 from dataclasses import dataclass, fields
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Callable, Iterable, Self
 
@@ -205,21 +205,27 @@ class Qwen2(nn.Module):
 
         The cache grows by S columns. bias (R, 1, S, C + S): who sees whom, if not as Cache.bias says.
         """
-        S = tokens.shape[1]
-        x, turn = F.embedding(tokens, self.embedding), cache.turn(S)  # (R, S, D), twice (R, 1, S, d / 2)
-        bias = cache.bias(S) if bias is None else bias  # (R, 1, S, C + S)
+        position = cache.next_positions(tokens.shape[1])  # (R, S) of the new tokens in the texts of their rows
+        angle = position[:, None, :, None].float() * self.frequency  # (R, 1, S, d / 2)
+        x, turn = F.embedding(tokens, self.embedding), (angle.cos(), angle.sin())  # (R, S, D)
+        bias = cache.bias(position) if bias is None else bias  # (R, 1, S, C + S)
         for i, layer in enumerate(self.layers):
             extend = partial(cache.extend, i, cache.columns)
             if self.checkpoint_activations and torch.is_grad_enabled():
                 x = checkpoint(layer, x, turn, bias, extend, use_reentrant=False, preserve_rng_state=False)
             else:
                 x = layer(x, turn, bias, extend)  # (R, S, D)
-        cache.advance(S)
+        cache.advance(position)
         return rms_norm(x, self.norm, self.config.rms_norm_eps)
 
     def forward(self, rows: Tensor) -> Tensor:
         """Logits (R, S, V) after each token of R texts (R, S), of all V rows, as transformers has them."""
         return F.linear(self.hidden(rows, Cache(self, len(rows))), self.output_weight)
+
+    @cached_property
+    def frequency(self) -> Tensor:
+        """RoPE's angles a position (d / 2,), on the model's device."""
+        return rope_frequencies(self.config).to(self.norm.device)
 
     @property
     def output_weight(self) -> Tensor:
@@ -227,8 +233,10 @@ class Qwen2(nn.Module):
         return self.embedding if self.head is None else self.head
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits (..., real_vocab), before the temperature, of the token that follows hidden (..., D)."""
-        return F.linear(hidden, self.output_weight[: self.real_vocab])
+        """Logits (..., real_vocab) of the token that follows hidden (..., D), over the temperature, in float32 or wider:
+        the policy is their softmax, for sampler, update, ratio, entropy and reference alike."""
+        logits = wide(F.linear(hidden, self.output_weight[: self.real_vocab]))
+        return logits if self.temperature == 1 else logits / self.temperature
 
 
 # ------------------------------------------------------------------------------------------------- the KV cache
@@ -248,20 +256,13 @@ class Cache:
         self.position = torch.zeros(R, 0, dtype=torch.long, device=weight.device)  # (R, columns)
         self.length = torch.zeros(R, dtype=torch.long, device=weight.device)  # (R,) how many tokens a row has read
         self.columns, self.room = 0, 0  # in use, and reserved behind these
-        self.frequency = rope_frequencies(c).to(weight.device)  # (d / 2,)
 
     def next_positions(self, S: int) -> Tensor:
         """The positions (R, S) of S new tokens in the texts of their rows."""
         return self.length[:, None] + torch.arange(S, device=self.length.device)
 
-    def turn(self, S: int) -> tuple[Tensor, Tensor]:
-        """cos and sin, (R, 1, S, d / 2) each, of the angles by which RoPE turns S new tokens."""
-        angle = self.next_positions(S)[:, None, :, None].float() * self.frequency
-        return angle.cos(), angle.sin()
-
-    def bias(self, S: int) -> Tensor:
-        """What is added to the attention scores of S new tokens, (R, 1, S, C + S)."""
-        own = self.next_positions(S)  # (R, S)
+    def bias(self, own: Tensor) -> Tensor:
+        """What is added to the attention scores (R, 1, S, C + S) of new tokens at the positions own (R, S)."""
         return self.mask(own[:, :, None], torch.cat((self.position, own), dim=1)[:, None])
 
     def mask(self, own: Tensor, column: Tensor) -> Tensor:
@@ -279,25 +280,22 @@ class Cache:
         self.keys[layer], self.values[layer] = torch.cat((keys[:, :, :C], k), 2), torch.cat((values[:, :, :C], v), 2)
         return self.keys[layer], self.values[layer]
 
-    def advance(self, S: int) -> None:
-        """S new tokens have been read, which later ones see."""
-        C, own = self.columns, self.next_positions(S)  # (R, S)
-        self.position, self.length, self.columns = torch.cat((self.position, own), dim=1), self.length + S, C + S
-        self.room = max(0, self.room - S)
+    def advance(self, own: Tensor) -> None:
+        """New tokens at the positions own (R, S) have been read, which later ones see."""
+        S = own.shape[1]
+        self.position, self.length = torch.cat((self.position, own), dim=1), self.length + S
+        self.columns, self.room = self.columns + S, max(0, self.room - S)
 
-    def rows(self, index: Tensor, length: Tensor | None = None) -> Self:
+    def rows(self, index: Tensor, length: Tensor | None = None, room: int = 0) -> Self:
         """A new cache, whose rows go on after rows index (B,) of this one, or after the first tokens of these, length
-        (B,); with gradient."""
-        new = copy(self)
-        new.keys, new.values = ([x.index_select(0, index) for x in side] for side in (self.keys, self.values))
+        (B,); with gradient. room: columns that `extend` fills without a copy of what is there, then without gradient.
+        """
+        new, new.room = copy(self), room
+        new.keys, new.values = ([F.pad(x.index_select(0, index), (0, 0, 0, room)) for x in side]
+                                for side in (self.keys, self.values))
         new.position, new.length = self.position[index], self.length[index] if length is None else length
         new.position = new.position.where(new.position < new.length[:, None], NOWHERE)  # (B, columns)
         return new
-
-    def reserve(self, room: int) -> None:
-        """Make room for as many columns, so that `extend` need not copy what is there. For sampling: no gradient."""
-        self.keys, self.values = ([F.pad(x, (0, 0, 0, room)) for x in side] for side in (self.keys, self.values))
-        self.room = room
 
     def keep(self, running: Tensor) -> Tensor:
         """Drop the rows where running (R,) is False. Returns the old index (count,) of each that stays.
@@ -319,22 +317,13 @@ class Cache:
 # ----------------------------------------------------------------------------------------- the log-prob of a token
 
 
-def scaled(logits: Tensor, temperature: float) -> Tensor:
-    """Logits (..., V) over the temperature, in float32 or wider: the policy is their softmax.
-
-    Only this divides by the temperature, so sampler, update, ratio, entropy and the reference agree.
-    """
-    return wide(logits) if temperature == 1 else wide(logits) / temperature
-
-
 def token_logprobs(model: Qwen2, states: Tensor, tokens: Tensor) -> Tensor:
     """log pi (n,) of tokens (n,), with gradient; tokens[i] follows states[i] of states (n, D).
 
     Where the logits would exceed LOGITS_KEPT bytes, they are made part by part, and again in the backward pass.
     """
     def logprobs(states: Tensor, tokens: Tensor) -> Tensor:
-        log_pi = scaled(model.logits(states), model.temperature).log_softmax(-1)  # (n, V)
-        return log_pi.gather(1, tokens[:, None])[:, 0]
+        return model.logits(states).log_softmax(-1).gather(1, tokens[:, None])[:, 0]
 
     size = max(1, LOGITS_KEPT // (model.real_vocab * states.itemsize))  # tokens
     if len(tokens) <= size:

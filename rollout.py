@@ -14,19 +14,18 @@ from typing import Any, Callable, NamedTuple
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from plumbing.chat import chat_tokens
-from plumbing.processes import share_out
+from plumbing.processes import share_rows
 from plumbing.progress import Progress
-from plumbing.task_file import check_grade, check_pieces, check_roles
+from plumbing.task_file import check_grade, check_pieces, check_roles, tossing
 from plumbing.tokenizer import Tokenizer
 from qwen2_model import Qwen2
 from sampler import Replies, Samples, generate
 from settings import Settings
 from tasks.text import fingerprint
-from turns import context, decode, play, replies, reply
+from turns import context, decode, play, replies, reply, with_replies
 
 EVALUATION = "evaluation"  # stands for the step, where the random numbers of evaluation are drawn
 
@@ -81,9 +80,11 @@ def group_mean(values: Tensor) -> Tensor:
     return first + (values - first).mean(1, keepdim=True)
 
 
-def responses(batch: TokenBatch, rows: Tensor) -> tuple[Tensor, Tensor, Tensor, Replies]:
-    """Of the responses rows (b,), what the model reads: the prompt of each, tokens and mask (b, T), replies."""
-    return batch.group[rows], batch.tokens[rows], batch.mask[rows], [batch.before[i] for i in rows.tolist()]
+def responses(batch: TokenBatch, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Of the responses rows (b,), what the model reads: each one's prompt, all tokens, and which of them were sampled,
+    (b, S), S = T without replies."""
+    before = [batch.before[i] for i in rows.tolist()]
+    return batch.group[rows], *with_replies(batch.tokens[rows], batch.mask[rows], before)
 
 
 class Policy(NamedTuple):
@@ -170,60 +171,41 @@ def token_batch(policy: Policy, puzzles: list, samples: Samples, s: Settings, st
 
 
 def generate_and_grade(policy: Policy, puzzles: list, uniforms: Tensor, prefixes: list[list[int]] | None = None,
-                       limit: Tensor | None = None, excluded: Tensor | None = None,
-                       grade: Callable | None = None, greedy: bool = False,
-                       watch: Callable | None = None) -> tuple[Samples, list[dict[str, float]]]:
-    """Sample and grade B responses, one per row of uniforms (B, T), B / Q to each of Q puzzles.
-
-    prefixes: for each puzzle, the sampled tokens that its responses begin with; replies follow from them. limit (B,):
-    the most new tokens each may get, replies included. excluded (B,): a token that may not be the first new one. grade:
-    replaces the task's. greedy, watch: see `generate`. Returns the samples (new tokens only) and the grades of each
-    whole response.
-    """
-    prefixes = prefixes or [[]] * len(puzzles)
-    samples = sample(policy, puzzles, uniforms, prefixes, limit, excluded, greedy, watch)
-    return samples, decode_and_grade(policy, puzzles, samples, prefixes, grade or policy.task.grade)[1]
+                       grade: Callable | None = None, **options) -> tuple[Samples, list[dict[str, float]]]:
+    """Sample B responses, and grade each as a whole, its prefix included; grade: instead of the task's. The rest: see
+    `sample`."""
+    samples = sample(policy, puzzles, uniforms, prefixes, **options)
+    grade = grade or policy.task.grade
+    return samples, decode_and_grade(policy, puzzles, samples, prefixes or [[]] * len(puzzles), grade)[1]
 
 
 def sample(policy: Policy, puzzles: list, uniforms: Tensor, prefixes: list[list[int]] | None = None,
            limit: Tensor | None = None, excluded: Tensor | None = None, greedy: bool = False,
            watch: Callable | None = None) -> Samples:
-    """The samples alone. Several processes share the puzzles, and each of them returns all samples."""
-    Q, prefixes = len(puzzles), prefixes or [[]] * len(puzzles)
+    """Sample B responses, one per row of uniforms (B, T), B / Q to each of Q puzzles. Several processes share the puzzles,
+    and each of them returns all samples.
+
+    prefixes: for each puzzle, the sampled tokens that its responses begin with, which are no part of the samples;
+    replies follow from them. limit (B,): the most new tokens each may get, replies included. excluded (B,): a token that
+    may not be the first new one. greedy, watch: see `generate`.
+    """
+    Q, prefixes, device = len(puzzles), prefixes or [[]] * len(puzzles), policy.model.norm.device
     by_puzzle = [None if x is None else x.unflatten(0, (Q, -1)) for x in (uniforms, limit, excluded)]  # (Q, G, ...)
 
-    def sample_some(mine: list[int]) -> list[Samples]:
-        """The samples of some puzzles, one by one."""
+    def sample_some(mine: list[int]) -> Samples:
+        """The samples of some puzzles."""
         u, own_limit, own_excluded = (None if x is None else x[mine].flatten(0, 1) for x in by_puzzle)
         prompts = [context(policy, puzzles[q], prefixes[q]) for q in mine]
         given = (policy.model, prompts, u, policy.tokenizer.end_tokens, own_limit, own_excluded, greedy, watch)
-        if hasattr(policy.task, "reply"):
-            G = len(u) // len(mine)
-            found = play(*given, lambda row, tokens: reply(policy, puzzles[mine[row // G]],
-                                                           prefixes[mine[row // G]] + tokens))
-        else:
-            found = generate(*given)
-        return split_samples(found, len(mine))
+        if not hasattr(policy.task, "reply"):
+            return generate(*given)
+        asked = [q for q in mine for _ in range(len(u) // len(mine))]  # the puzzle of each row
+        return play(*given, lambda row, tokens: reply(policy, puzzles[asked[row]], prefixes[asked[row]] + tokens))
 
-    samples = joined(share_out(list(range(Q)), sample_some), policy.model.output_weight.device)
+    samples = Samples(*share_rows(list(range(Q)), sample_some, device))
     if not samples.logprob.isfinite().all():  # all processes hold the same samples, so all of them raise
         raise FloatingPointError("the model's logits are not finite: its weights are broken, or --lr is too high")
     return samples
-
-
-def split_samples(samples: Samples, n: int) -> list[Samples]:
-    """Samples in n equal parts, each a copy of its own: a view would carry all to another process."""
-    G = len(samples.before) // n
-    return [Samples(*(x[i : i + G].cpu().clone() for x in samples[:-1]), samples.before[i : i + G])
-            for i in range(0, n * G, G)]
-
-
-def joined(parts: list[Samples], device: torch.device) -> Samples:
-    """Samples of several prompts as one, padded on the right to the longest response."""
-    T = max(part.tokens.shape[1] for part in parts)
-    padded = [[F.pad(x, (0, T - x.shape[1])) if x.dim() == 2 else x for x in part[:-1]] for part in parts]
-    return Samples(*(torch.cat(field).to(device) for field in zip(*padded)),
-                   tuple(said for part in parts for said in part.before))
 
 
 def decode_and_grade(policy: Policy, puzzles: list, samples: Samples, prefixes: list[list[int]],
@@ -242,19 +224,7 @@ def decode_and_grade(policy: Policy, puzzles: list, samples: Samples, prefixes: 
 
 
 def grader(task: ModuleType, s: Settings, step: int, *purpose: str) -> Callable[..., dict[str, float]]:
-    """The task's `grade`, or a coin toss with --reward random."""
-    return coin_toss(task, s.seed, step, *purpose) if s.reward == "random" else task.grade
-
-
-def coin_toss(task: ModuleType, *key: int | str) -> Callable[..., dict[str, float]]:
-    """A stand-in for the task's `grade` that tosses a fair coin for each response, as a control: success must not rise.
-
-    The format is graded as usual, but it is no part of the reward.
-    """
-    coin = np.random.default_rng(seed_of("coin", *key))
-
-    def toss(*response: Any) -> dict[str, float]:
-        answer = float(coin.integers(2))
-        return check_grade(task.grade(*response)) | {"reward": answer, "answer": answer}
-
-    return toss
+    """The task's `grade`, or a coin toss with --reward random: a control."""
+    if s.reward == "graded":
+        return task.grade
+    return tossing(task.grade, np.random.default_rng(seed_of("coin", s.seed, step, *purpose)))

@@ -19,7 +19,6 @@ columns (while sampling: as many as a response may have), V vocabulary, D hidden
 
 Run it:  python train.py --steps 0        samples from the bundled model and grades the responses
 """
-import math
 from typing import Callable, Iterator, NamedTuple, Sequence
 
 import torch
@@ -27,7 +26,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from plumbing.replay import Replayed
-from qwen2_model import Cache, Qwen2, scaled, token_logprobs, wide
+from qwen2_model import Cache, Qwen2, token_logprobs, wide
 
 LOGITS_AT_ONCE = 2**18  # logits in float32 that are drawn from at once on a CPU, so that they stay in its cache
 REPLAYED_ON = {"cuda"}  # devices that replay a recorded decode step
@@ -81,13 +80,13 @@ def describe(log_probs: Tensor, p: Tensor, token: Tensor) -> Tensor:
                         torch.hypot(others.sum(1), torch.linalg.vector_norm(others, dim=1))))
 
 
-def draw_and_describe(logits: Tensor, temperature: float, greedy: bool, uniform: Tensor,
+def draw_and_describe(logits: Tensor, greedy: bool, uniform: Tensor,
                     excluded: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """A token (n,) from each row of logits (n, V), and its log-prob, entropy and logit gradient (3, n).
 
     excluded (n,): a token that must not be drawn. greedy: the most probable token, whatever the random number.
     """
-    log_probs = scaled(logits, temperature).log_softmax(-1)  # (n, V)
+    log_probs = logits.log_softmax(-1)  # (n, V)
     p = log_probs.exp()  # (n, V)
     allowed = p if excluded is None else p.scatter(1, excluded[:, None], 0.0)  # (n, V)
     token = allowed.argmax(1, keepdim=True) if greedy else draw(allowed, uniform)  # (n, 1)
@@ -100,8 +99,7 @@ def next_tokens(model: Qwen2, hidden: Tensor, uniform: Tensor, excluded: Tensor 
     logits = model.logits(hidden)  # (B', V)
     # A few rows at a time: in float32 they stay in a CPU's cache.
     size = max(1, (2**26 if logits.is_cuda else LOGITS_AT_ONCE) // logits.shape[1])
-    parts = [draw_and_describe(logits[rows], model.temperature, greedy, uniform[rows],
-                               None if excluded is None else excluded[rows])
+    parts = [draw_and_describe(logits[rows], greedy, uniform[rows], None if excluded is None else excluded[rows])
              for rows in (slice(first, first + size) for first in range(0, len(logits), size))]
     return torch.cat([token for token, _ in parts]), torch.cat([found for _, found in parts], dim=1)
 
@@ -127,8 +125,7 @@ def generate(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_token
     with torch.inference_mode():
         rows = torch.arange(B, device=device)  # (B',) the response that each running row writes
         cache, token = read_prompts(model, prompts)
-        cache, token = cache.rows(rows // G), token[rows // G]  # of B' rows, (B',)
-        cache.reserve(T)
+        cache, token = cache.rows(rows // G, room=T), token[rows // G]  # of B' rows, (B',)
         reader = model
         if device.type in REPLAYED_ON:  # a GPU waited for Python, and was 2.4 times slower
             reader = cache = Replayed(model, cache)
@@ -185,19 +182,6 @@ def read_prompts(model: Qwen2, prompts: list[list[int]]) -> tuple[Cache, Tensor]
 # --------------------------------------------------------------------------------------------- finished responses
 
 
-def with_replies(tokens: Tensor, mask: Tensor, before: Replies) -> tuple[Tensor, Tensor]:
-    """Responses (b, T) with the replies that were read between their tokens: all tokens (b, C), and which of these were
-    sampled (b, C). Row by row these are those of the mask (b, T), in the same order."""
-    if not any(before):
-        return tokens, mask
-    rows, sampled = [], []
-    for own, replies in zip((row[real].tolist() for row, real in zip(tokens, mask)), before):
-        pieces = [[*replies.get(t, ()), token] for t, token in enumerate(own)]
-        rows.append(torch.tensor(sum(pieces, []), dtype=torch.long))
-        sampled.append(torch.tensor([i + 1 == len(piece) for piece in pieces for i in range(len(piece))]))
-    return tuple(pad_sequence(x, batch_first=True).to(mask.device) for x in (rows, sampled))
-
-
 class Part(NamedTuple):
     """Of b responses, r that have about the same length, as the model reads them."""
 
@@ -208,21 +192,22 @@ class Part(NamedTuple):
     tokens: Tensor  # (n,) these sampled tokens, row by row
 
 
-def read_in_parts(model: Qwen2, prompts: list[list[int]], prompt_of: Tensor, tokens: Tensor, mask: Tensor,
-                  before: Replies = (), at_once: int = 16, separately: bool = False) -> Iterator[Part]:
-    """b responses (b, T) to prompts prompt_of (b,), at most at_once of them in a part; before: see Samples.
+def read_in_parts(model: Qwen2, prompts: list[list[int]], prompt_of: Tensor, tokens: Tensor, sampled: Tensor,
+                  at_once: int = 16, separately: bool = False) -> Iterator[Part]:
+    """b responses to prompts prompt_of (b,), at most at_once of them in a part.
 
-    separately: the caller computes a part's gradient before it takes the next part. Then each part is a graph of its
-    own, which is gone before the next one is made. The prompts get their gradient at the end, when they are read again.
+    tokens (b, S): all that follows the prompt. sampled (b, S): True where the policy sampled it, False in replies and
+    in padding. separately: the caller computes a part's gradient before it takes the next part. Then each part is a
+    graph of its own, which is gone before the next one is made. The prompts get their gradient at the end, when they
+    are read again.
     """
     asked, prompt_of = prompt_of.unique(return_inverse=True)
     prompts = [prompts[q] for q in asked.tolist()]
     with torch.set_grad_enabled(torch.is_grad_enabled() and not separately):
         cache, last = read_prompts(model, prompts)
-    read = [x.requires_grad_(separately) for x in (*cache.keys, *cache.values)] if separately else []
-    tokens, sampled = with_replies(tokens, mask, before)  # (b, C) each
-    inputs = torch.cat((last[prompt_of, None], tokens[:, :-1]), dim=1)  # (b, C)
-    length = (sampled * torch.arange(1, 1 + sampled.shape[1], device=mask.device)).amax(1)  # (b,)
+    read = [x.requires_grad_() for x in (*cache.keys, *cache.values)] if separately else []
+    inputs = torch.cat((last[prompt_of, None], tokens[:, :-1]), dim=1)  # (b, S)
+    length = (sampled * torch.arange(1, 1 + sampled.shape[1], device=sampled.device)).amax(1)  # (b,)
     for rows in of_like_length(length, at_once):
         S = int(length[rows[0]])
         own = sampled[rows, :S]  # (r, S)
@@ -256,22 +241,23 @@ def part_logprobs(model: Qwen2, part: Part) -> Tensor:
 
 
 def read_responses(reader: Callable, model: Qwen2, prompts: list[list[int]], prompt_of: Tensor, tokens: Tensor,
-                   mask: Tensor, before: Replies = (), per_row: Sequence[Tensor] = (), at_once: int = 16) -> Tensor:
-    """What a reader finds of each sampled token, as (b, T, ...), 0 on padding.
+                   sampled: Tensor, per_row: Sequence[Tensor] = (), at_once: int = 16) -> Tensor:
+    """What a reader finds of each sampled token, (b, S, ...): its t-th of a row in column t, then 0.
 
     A reader is a function such as part_logprobs(model, part, ...), which returns (n, ...). It gets the part's rows of
-    each tensor of per_row (b, ...), too.
+    each tensor of per_row (b, ...), too. The other arguments are those of `read_in_parts`.
     """
     found = None
-    for part in read_in_parts(model, prompts, prompt_of, tokens, mask, before, at_once):
+    for part in read_in_parts(model, prompts, prompt_of, tokens, sampled, at_once):
         values = reader(model, part, *(x[part.rows] for x in per_row))  # (n, ...)
-        found = values.new_zeros(*mask.shape, *values.shape[1:]) if found is None else found  # (b, T, ...)
-        row, t = mask[part.rows].nonzero(as_tuple=True)  # (n,) each
+        found = values.new_zeros(*sampled.shape, *values.shape[1:]) if found is None else found  # (b, S, ...)
+        row = part.sampled.nonzero()[:, 0]  # (n,)
+        t = part.sampled.cumsum(1)[part.sampled] - 1  # (n,)
         found = found.index_put((part.rows[row], t), values)
     return found
 
 
-def response_logprobs(model: Qwen2, prompts: list[list[int]], prompt_of: Tensor, tokens: Tensor, mask: Tensor,
-                      before: Replies = ()) -> Tensor:
-    """log pi (b, T) of the tokens of b responses, with gradient, 0 on padding; before: see Samples."""
-    return read_responses(part_logprobs, model, prompts, prompt_of, tokens, mask, before)
+def response_logprobs(model: Qwen2, prompts: list[list[int]], prompt_of: Tensor, tokens: Tensor,
+                      sampled: Tensor) -> Tensor:
+    """log pi (b, S) of the sampled tokens of b responses, with gradient; see `read_responses`."""
+    return read_responses(part_logprobs, model, prompts, prompt_of, tokens, sampled)

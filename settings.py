@@ -30,6 +30,8 @@ class Settings:
     max_new_tokens: int = 140  # a longer response is cut off
     temperature: float = 1.0  # the policy is softmax(logits / this), in sampling, training and evaluation
     reward: str = "graded"  # random: a coin toss instead of the grade, while training; a control
+    shaping: str = "none"  # what is compared: the reward, less for long responses, or less the KL to the start model
+    shaping_beta: float = 0.1  # weight of --shaping
     advantage: str = "grpo"  # how a reward is compared with the others of its group, the responses to the same puzzle
     normalize: str = "response"  # rescale a method's weights to mean 1 in each response, in the step, or not (none)
     loss: str = "ppo"  # ppo: its clipped objective; cispo: a clipped, constant ratio; gspo: a ratio per response

@@ -18,11 +18,12 @@ from typing import Any, Callable
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from plumbing.chat import chat_tokens
 from plumbing.task_file import check_pieces
 from qwen2_model import Qwen2
-from sampler import Samples, generate
+from sampler import Replies, Samples, generate
 
 # ----------------------------------------------------------------------------------------------- texts in turns
 
@@ -66,6 +67,21 @@ def context(policy: Any, puzzle: Any, tokens: list[int]) -> list[int]:
 def interleave(tokens: list[int], before: dict[int, list[int]]) -> list[int]:
     """The tokens of a response with the replies before each, and behind the last."""
     return [x for t in range(len(tokens) + 1) for x in (*before.get(t, ()), *tokens[t : t + 1])]
+
+
+def with_replies(tokens: Tensor, mask: Tensor, before: Replies) -> tuple[Tensor, Tensor]:
+    """Responses (b, T) with the replies that were read between their tokens: all tokens (b, S), and which of these were
+    sampled (b, S), as many in each row as the mask (b, T) has. S is at least T."""
+    if not any(before):
+        return tokens, mask
+    own = [row[real].tolist() for row, real in zip(tokens, mask)]  # b
+    rows = [interleave(row, replies) for row, replies in zip(own, before)]
+    sampled = [interleave([1] * len(row), {t: [0] * len(said) for t, said in replies.items()})
+               for row, replies in zip(own, before)]
+    as_wide = [0] * mask.shape[1]
+    padded = [pad_sequence([torch.tensor(row) for row in (*x, as_wide)], batch_first=True)[:-1].to(mask.device)
+              for x in (rows, sampled)]
+    return padded[0], padded[1].bool()
 
 
 def decode(policy: Any, tokens: list[int], before: dict[int, list[int]]) -> tuple[str, list[tuple], list[str]]:

@@ -7,18 +7,16 @@ from torch import Tensor
 
 from lab.statistics import jackknife
 from plumbing.report import Estimate
-from rollout import TokenBatch
+from rollout import TokenBatch, responses
 from sampler import response_logprobs
 
 
 def credit_gradients(batch: TokenBatch, credits: Tensor, size: int) -> Iterator[Tensor]:
     """For every `size` responses, which must answer one puzzle, the gradients (M, P) of sum credit * log pi in all P
     parameters, one for each of the credits (M, B, T)."""
-    model, prompts = batch.ask.policy.model, batch.prompts
-    for first in range(0, len(batch.text), size):
-        rows = slice(first, first + size)
-        logprob = response_logprobs(model, prompts, batch.group[rows], batch.tokens[rows], batch.mask[rows],
-                                    before=batch.before[rows])  # (size, T)
+    model, T = batch.ask.policy.model, batch.tokens.shape[1]
+    for rows in torch.arange(len(batch.text)).split(size):
+        logprob = response_logprobs(model, batch.prompts, *responses(batch, rows))[:, :T]  # (size, T)
         parts = [torch.autograd.grad(logprob, list(model.parameters()), credit[rows], retain_graph=True)
                  for credit in credits]
         yield torch.stack([torch.cat([g.flatten() for g in part]) for part in parts])

@@ -21,7 +21,7 @@ from plumbing.launch import check_lengths, with_model
 from plumbing.progress import one_sentence
 from rollout import Policy, draw_uniforms, generate_and_grade
 from settings import Settings
-from train import load_policy, parse_flags
+from start import load_policy, parse_flags
 from turns import decode
 
 # Up to this probability, this background: oranges of 256 colours, which every terminal knows.

@@ -32,6 +32,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from grpo import update
 from plumbing.flags import new_parser
+from plumbing.metrics import standard_error
 from plumbing.progress import clock, one_sentence
 from plumbing.task_file import check_grade, load_task
 from plumbing.tokenizer import Tokenizer
@@ -42,7 +43,8 @@ from rollout import EVALUATION, Policy, TokenBatch, draw_uniforms, generate_and_
 from sampler import Samples
 from tasks.text import TAGS
 from settings import Settings
-from train import evaluate, load_policy, save_policy, standard_error
+from start import load_policy, save_policy
+from train import evaluate
 from turns import context, replies
 
 FIRST_PART = 0.8  # share of the schedule

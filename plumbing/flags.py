@@ -27,6 +27,7 @@ ELSEWHERE = {
     "--model": "model_name_or_path", "--micro_batch": "per_device_train_batch_size", "--dtype bfloat16": "bf16",
     "--checkpoint_activations": "gradient_checkpointing", "--lora_rank": "lora_r", "--checkpoint_every": "save_steps",
     "--eval_every": "eval_steps", "--kl with --kl_gradient unbiased": "beta", "--kl": "use_kl_loss kl_loss_coef",
+    "--shaping": "use_kl_in_reward kl_penalty overlong_buffer", "--shaping_beta": "kl_coef penalty_factor",
     "--kl_gradient": "use_bias_correction_kl kl_loss_type", "--loss or --loss_norm": "loss_type", "--loss": "loss_mode",
     "--loss_norm": "loss_agg_mode", "--loss gspo": "importance_sampling_level", "--clip_low": "clip_ratio_low",
     "--advantage": "scale_rewards adv_estimator norm_adv_by_std_in_grpo", "--clip_high": "epsilon_high clip_ratio_high",
@@ -172,9 +173,10 @@ def check_method_flags(method: Any, found: Arguments, defaults: Settings) -> Non
     """Exit where a flag has no effect on the chosen credit function, or where a hyper-parameter is NaN or too large."""
     if found.settings.normalize != defaults.normalize and not method.is_reweighting:
         fail(f"--mitigation {method.name} is not a reweighting: it takes no --normalize")
-    if found.settings.advantage != defaults.advantage and not method.from_advantage:
-        fail(f"--mitigation {method.name} takes no --advantage: if its function reads batch.advantage, write "
-             "@token_credit(from_advantage=True)")
+    for name in ("advantage", "shaping"):
+        if getattr(found.settings, name) != getattr(defaults, name) and not method.from_advantage:
+            fail(f"--mitigation {method.name} takes no --{name}: if its function reads batch.advantage, write "
+                 "@token_credit(from_advantage=True)")
     for name, value in found.hyper_parameters.items():
         if isinstance(value, (int, float)) and not abs(value) < 1e12:
             fail(f"--{name} must be a number between -1e12 and 1e12")

@@ -2,12 +2,15 @@
 
 A first reading can skip it. `s` is the Settings.
 """
+import random
 import timeit
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Iterable, Iterator
 
+import numpy as np
 import torch
 
 from plumbing.flags import check_range
@@ -27,14 +30,16 @@ def check(s: Settings) -> None:
     """ValueError for settings that can't work."""
     check_range(s, ("questions", "answers", "max_new_tokens", "updates_per_batch", "micro_batch", "eval_problems"),
                 lowest=1)
-    check_range(s, ("steps", "seed", "lr", "weight_decay", "kl", "clip_high", "eval_every", "checkpoint_every",
-                    "state_every", "warmup_steps", "pass_at", "lora_rank"), lowest=0)
+    check_range(s, ("steps", "seed", "lr", "weight_decay", "kl", "shaping_beta", "clip_high", "eval_every",
+                    "checkpoint_every", "state_every", "warmup_steps", "pass_at", "lora_rank"), lowest=0)
     check_range(s, ("beta1", "beta2", "clip_low"), lowest=0, below=1)
     check_range(s, ("max_grad_norm", "temperature", "lora_alpha"), lowest=1e-6)
     require(s.warmup_steps <= s.steps or not s.steps,
             f"--warmup_steps {s.warmup_steps} must be at most --steps {s.steps}")
     require(max(s.questions * s.answers, s.max_new_tokens) <= 2**16,  # the credit log numbers them with 16 bits
             "--questions times --answers, and --max_new_tokens, must be at most 65,536")
+    require(s.shaping == "none" or s.advantage != "maxrl", "--advantage maxrl compares success alone: it takes no "
+            "--shaping")
     require(s.answers > 1 or not s.steps, "--answers 1 leaves no group to compare with: ask for 2 or more")
 
 
@@ -65,6 +70,33 @@ def with_model(s: Settings) -> Settings:
         raise ValueError(f"the task {s.task} has no model in models/: name one with --model, or make one "
                          "with python -m models.warm_start")
     return replace(s, model=s.model or str(folder))
+
+
+def announce(weights: Iterable[torch.Tensor], training: int, heldout: int, run: Path, differences: dict, s: Settings,
+             resumed_after: int | None) -> None:
+    """Print what a run is. training, heldout: numbers of puzzles. differences: the settings without their defaults."""
+    print(f"{sum(w.numel() for w in weights):,} parameters, {training} puzzles to train on, into {run}")
+    shown = ", ".join(f"{name}={value}" for name, value in differences.items())
+    print(f"settings: {shown or 'all at their defaults'}", *advice(s, heldout), sep="\n", flush=True)
+    if resumed_after is not None:
+        print(f"resuming after step {resumed_after}" + ", for no state was written yet" * (resumed_after == 0), flush=True)
+
+
+@contextmanager
+def as_if_nothing_was_drawn(device: torch.device) -> Iterator[None]:
+    """Afterwards the generators of random, numpy and torch are what they were before."""
+    states = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        yield
+    random.setstate(states[0])
+    np.random.set_state(states[1])
+
+
+def check_needs(needs: tuple[str, ...], task: ModuleType, heads: Iterable[str], s: Settings) -> None:
+    """ValueError where a run can't provide what its credit function needs."""
+    if missing := lacking(needs, task, heads):
+        raise ValueError(f"--mitigation {s.mitigation} needs {missing[0]}, which is neither a function of the task "
+                         f"{s.task} nor a head ({', '.join(heads)})")
 
 
 def lacking(needs: tuple[str, ...], task: ModuleType, heads: Iterable[str]) -> list[str]:

@@ -9,8 +9,10 @@ import sys
 from collections import Counter
 from typing import Any, Callable
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 
 def world() -> tuple[int, int]:
@@ -77,6 +79,27 @@ def share_out(items: list, work: Callable[[list], list]) -> list:
     """
     mine = my_part(items)
     return gather(work(mine) if mine else [])
+
+
+def share_rows(items: list, work: Callable[[list], tuple], device: torch.device) -> tuple | list:
+    """As share_out, where `work` returns tensors and tuples that have equally many rows for each item. Tensors (rows, T)
+    are padded on the right to the longest T."""
+    if world()[1] == 1:
+        return work(items)
+
+    def by_item(mine: list) -> list[list]:
+        found = work(mine)
+        size = len(found[0]) // len(mine)  # copies, because a view would carry all rows to another process
+        return [[x[i : i + size].cpu().clone() if isinstance(x, Tensor) else x[i : i + size] for x in found]
+                for i in range(0, size * len(mine), size)]
+
+    def joined(field: tuple) -> Tensor | tuple:
+        if isinstance(field[0], tuple):
+            return sum(field, ())
+        rows = [row for x in field for row in x]
+        return pad_sequence(rows, batch_first=True).to(device) if rows[0].dim() else torch.stack(rows).to(device)
+
+    return [joined(field) for field in zip(*share_out(items, by_item))]
 
 
 def gather(results: list) -> list:

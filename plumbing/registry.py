@@ -120,10 +120,11 @@ def check_pure(name: str, batch: Any, compute: Callable[[], Tensor]) -> Tensor:
     return returned
 
 
-def check_advantage(found: Any, rewards: Tensor, name: str) -> Tensor:
-    """What --advantage returned, a number for each response (Q, G), finite in float32, too; else ValueError."""
-    require(isinstance(found, Tensor) and found.shape == rewards.shape and found.float().isfinite().all(),
-            f"--advantage {name} must give each response of (Q, G) a finite number: is there a division by 0?")
+def check_finite(found: Any, like: Tensor, must: str) -> Tensor:
+    """What a function returned, as many numbers as `like` has, finite in float32, too; else ValueError. must: begins
+    its sentence."""
+    require(isinstance(found, Tensor) and found.shape == like.shape and found.float().isfinite().all(),
+            f"{must} of {tuple(like.shape)} a finite number: is there a division by 0?")
     return found
 
 
@@ -138,9 +139,10 @@ def check_order(s: Settings, device: torch.device, advantage: Callable, norm: Ca
     logprob, credit = -draw(6, 8).float(), draw(6, 8).float() - 0.5
     mask = torch.arange(8, device=device) < torch.tensor([[5], [1], [3], [4], [8], [2]], device=device)  # (6, 8)
     grouped = lambda x: x.view(2, 3)
-    compare = lambda r, won: check_advantage(advantage(grouped(r), grouped(won)), grouped(r), s.advantage).flatten()
+    compare = lambda r, won: check_finite(advantage(grouped(r), grouped(won)), grouped(r),
+                                          f"--advantage {s.advantage} must give each response").flatten()
     gain = lambda *drawn: check_loss(loss(*drawn, s), drawn[3], s)[0].masked_fill(~drawn[3], 0)
-    share = lambda mask: check_share(norm(mask, s), mask, s)
+    share = lambda mask: check_finite(norm(mask, s), mask, f"--loss_norm {s.loss_norm} must give each token")
     for flag, function, rows, drawn in (
             (f"--advantage {s.advantage}", compare, rows, (reward, success)),
             (f"--loss_norm {s.loss_norm}", share, rows, (mask,)),
@@ -163,13 +165,6 @@ def check_loss(found: Any, mask: Tensor, s: Settings) -> tuple[Tensor, Tensor, d
                                           for x in (gain, stopped, *own.values())),
             f"--loss {s.loss} must return two tensors of (b, T) = {shape}, gain and clip, and may add a dict of others")
     return gain, stopped, {("own", name): column for name, column in own.items()}
-
-
-def check_share(share: Any, mask: Tensor, s: Settings) -> Tensor:
-    """What --loss_norm returned, a finite number for each token (B, T); else ValueError."""
-    require(isinstance(share, Tensor) and share.shape == mask.shape and share.isfinite().all(),
-            f"--loss_norm {s.loss_norm} must give each token of (B, T) a finite number")
-    return share
 
 
 def require(condition: bool | Tensor, message: str) -> None:

@@ -54,11 +54,10 @@ class Replayed:
 
     # What a model asks of its cache, in fixed shapes: see Cache.
 
-    def turn(self, S: int) -> tuple[Tensor, Tensor]:
-        return self.cache.turn(S)
+    def next_positions(self, S: int) -> Tensor:
+        return self.cache.next_positions(S)
 
-    def bias(self, S: int) -> Tensor:
-        own = self.cache.next_positions(S)  # (B, 1)
+    def bias(self, own: Tensor) -> Tensor:
         self.position.index_copy_(1, self.column, own)
         return self.cache.mask(own[:, :, None], self.position[:, None])
 
@@ -66,6 +65,6 @@ class Replayed:
         keys, values = self.cache.keys[layer], self.cache.values[layer]
         return keys.index_copy_(2, self.column, k), values.index_copy_(2, self.column, v)
 
-    def advance(self, S: int) -> None:
-        self.cache.length += S  # in place, for the graph
-        self.column += S
+    def advance(self, own: Tensor) -> None:
+        self.cache.length += 1  # in place, for the graph
+        self.column += 1

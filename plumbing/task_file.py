@@ -5,7 +5,7 @@ import math
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Callable
 
 import numpy as np
 
@@ -94,6 +94,18 @@ def check_grade(grade: dict[str, Any]) -> dict[str, float]:
     if not (0 <= grade["answer"] <= 1 and 0 <= grade["format"] <= 1):
         raise ValueError(f"the task's grade returns {grade}: answer and format must be from 0 to 1")
     return grade
+
+
+def tossing(grade: Callable, coin: np.random.Generator) -> Callable[..., dict[str, float]]:
+    """A stand-in for a task's `grade` that tosses a fair coin for each response: success must not rise.
+
+    The format is graded as usual, but it is no part of the reward.
+    """
+    def toss(*response: Any) -> dict[str, float]:
+        answer = float(coin.integers(2))
+        return check_grade(grade(*response)) | {"reward": answer, "answer": answer}
+
+    return toss
 
 
 def check_roles(found: tuple, length: int) -> tuple[np.ndarray, np.ndarray]:

@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 import countdown_task
+import start
 import train
 from grpo import update
 from lora import adapters, add_adapters, load_adapters, merged, peft_tensors, save_adapters
@@ -216,7 +217,7 @@ def test_the_reference_shares_the_base_and_keeps_the_adapters_it_began_with(tmp_
     flags = dict(kl=0.1, lora_rank=4, max_new_tokens=12, questions=2, answers=3, reward="random", lr=0.01)
     run(*TINY, "--reward", "random", "--steps", 2, "--out", tmp_path / "r")
     s = Settings(**flags, adapter=str(tmp_path / "r" / "checkpoint" / "adapter"))
-    policy, puzzles = train.load_policy(s), countdown_task.load("train", 2)
+    policy, puzzles = start.load_policy(s), countdown_task.load("train", 2)
     optimizer = Optimizer(policy.model, s.lr)
     before = rollout(policy, puzzles, s, 1)
     before.ask = Queries(policy, before, s, 1)

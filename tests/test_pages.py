@@ -14,9 +14,10 @@ import tokenizers
 import torch
 from transformers import HeliumConfig, HeliumForCausalLM, MistralConfig, MistralForCausalLM
 
+import start
 import train
 from methods.heads import Critic
-from plumbing import flags, metrics
+from plumbing import flags, launch, metrics
 from plumbing.runs import read_metrics
 from plumbing.tokenizer import Tokenizer
 from settings import Settings
@@ -80,9 +81,9 @@ def test_commands_of_train_are_accepted(command, tmp_path, monkeypatch):
     if "--resume" in arguments:  # the flags are right, but in an empty folder there is no such run
         monkeypatch.chdir(tmp_path)
         with pytest.raises(FileNotFoundError, match="is not a run folder"):
-            train.parse_flags(arguments)
+            start.parse_flags(arguments)
     else:
-        train.check(replace(train.parse_flags(arguments)[0], device="cpu"))
+        launch.check(replace(start.parse_flags(arguments)[0], device="cpu"))
 
 
 def test_names_of_other_trainers_are_answered_as_the_page_says():

@@ -17,6 +17,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save
 
+import start
 import train
 from methods import MITIGATIONS
 from plumbing import flags, progress, run_folder
@@ -33,8 +34,8 @@ ROOT = Path(train.__file__).parent
 
 # The arrows of the house, from the top down: a file imports what stands below it. analyze.py imports no part of
 # training, and no file imports a task, which train.py finds by its name.
-LAYERS = ("train", "methods", "grpo", "mitigations", "queries", "rollout", "turns", "sampler", "lora", "qwen2_model",
-          "plumbing", "settings", "tasks")
+LAYERS = ("train", "start", "methods", "grpo", "mitigations", "queries", "rollout", "turns", "sampler", "lora",
+          "qwen2_model", "plumbing", "settings", "tasks")
 
 
 def imports(file):
@@ -78,7 +79,7 @@ def test_the_book_does_not_know_its_task():
 def parse(*arguments):
     """Parse a command line of train.py as its main does."""
     with progress.one_sentence():
-        return train.parse_flags(list(map(str, arguments)))
+        return start.parse_flags(list(map(str, arguments)))
 
 
 def test_values_have_the_type_of_their_default():
@@ -102,6 +103,7 @@ def test_values_have_the_type_of_their_default():
     (["--mitigation", "vineppo", "--k", 10**26], "--k must be"), (["--mitigation", "gtpo", "--a1", "nan"], "--a1"),
     (["--mitigation", "gtpo", "--normalize", "none"], "takes no --normalize"),
     (["--mitigation", "ppo", "--advantage", "rloo"], "takes no --advantage"),
+    (["--mitigation", "ppo", "--shaping", "kl"], "takes no --shaping"),
     (["--resume", "nowhere"], "nowhere is not a run folder"), (["--resume=x", "--lr", 1], "--lr"),
     (lambda batch, seed=1: None, "seed"), (lambda batch, resume=1: None, "resume"),
     (lambda batch, shape=None: None, "shape"),

@@ -21,6 +21,7 @@ from safetensors.torch import load_file, save_file
 import countdown_task
 import grpo
 import rollout
+import start
 import train
 from methods import MITIGATIONS
 from plumbing import processes
@@ -53,7 +54,7 @@ def one_step(name: str) -> dict[str, torch.Tensor]:
     settings, hyper_parameters = STEPS[name]
     # With a limit of 59, the longest responses of the two processes have unequal lengths.
     s = Settings(**{"questions": 3, "answers": 4, "max_new_tokens": 59, "micro_batch": 3} | settings)
-    policy = train.load_policy(s, countdown_task, ("critic", "importance", "reference"))
+    policy = start.load_policy(s, countdown_task, ("critic", "importance", "reference"))
     heads = policy.heads
     with torch.no_grad():  # let the start model differ, and the critic have an opinion
         policy.reference.norm = torch.nn.Parameter(policy.reference.norm * 1.1)  # with LoRA the two models share it

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 import qwen2_model
-from qwen2_model import (attention, attention_on_gpu, load_model, parse_config, save_model, scaled, to_checkpoint,
+from qwen2_model import (attention, attention_on_gpu, load_model, parse_config, save_model, to_checkpoint,
                          token_logprobs)
 from sampler import describe
 from tests.random_checkpoints import FAMILIES, HF, V, assert_close, assert_same_logits, both, random_tokens
@@ -180,7 +180,8 @@ def test_log_probs_are_a_softmax_over_the_real_vocabulary(dtype, computed, tempe
     model, hidden = model.to(dtype), torch.randn(3, 2, 48, dtype=dtype, generator=torch.Generator().manual_seed(0))
     model.real_vocab = 17
     logits = (hidden @ model.output_weight[:17].T).double() / temperature
-    got = scaled(model.logits(hidden), temperature).log_softmax(-1)
+    model.temperature = temperature
+    got = model.logits(hidden).log_softmax(-1)
     assert got.dtype == computed
     assert_close(got, logits - logits.exp().sum(-1, keepdim=True).log(), 1e-5)
 

@@ -15,6 +15,7 @@ from transformers import (AutoModelForCausalLM, AutoTokenizer, GenerationConfig,
                           PreTrainedTokenizerFast)
 
 import qwen2_model
+import start
 import train
 from countdown_task import generate_puzzles
 from qwen2_model import load_model
@@ -113,7 +114,7 @@ def test_a_trained_checkpoint_is_whole(family, tmp_path, monkeypatch):
                                      "--eval_problems 1 --reward random --lr 0.01 --checkpoint_every 1".split(),
                                      "--model", str(given), "--out", str(run)])
     train.main()
-    model = train.load_policy(train.Settings(model=str(run / "checkpoint"), task="math")).model
+    model = start.load_policy(train.Settings(model=str(run / "checkpoint"), task="math")).model
     assert model.real_vocab == len(tokenizer) == len(model.output_weight) - 5
     assert not torch.equal(model.output_weight, load_model(given).output_weight)
     for folder in (run / "checkpoint", run / "checkpoints" / "step-000001"):

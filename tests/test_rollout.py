@@ -19,7 +19,7 @@ from methods.heads import Critic
 from methods.oracle import oracle
 from mitigations import vineppo
 from plumbing.task_file import check_grade
-from rollout import Policy, coin_toss, draw_uniforms, generate_and_grade
+from rollout import Policy, draw_uniforms, generate_and_grade, grader
 from sampler import generate, part_logprobs, part_states, read_responses
 from tasks.text import fingerprint
 from tests.plain import exact_moments
@@ -215,7 +215,8 @@ def test_a_coin_grades_responses_and_continuations(policy):
     assert {1, 2, 3} <= heads <= {0, 1, 2, 3, 4}
 
     def tosses(seeds, steps, n):
-        coins = [coin_toss(countdown_task, *key) for key in itertools.product(range(seeds), range(steps))]
+        coins = [grader(countdown_task, Settings(reward="random", seed=seed), step)
+                 for seed, step in itertools.product(range(seeds), range(steps))]
         return [coin("", PUZZLES[0])["reward"] for coin in coins for _ in range(n)]
 
     assert tosses(30, 30, 1) == tosses(30, 30, 1)

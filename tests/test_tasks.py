@@ -22,7 +22,7 @@ from tasks.data import digits
 from tasks.math_task import Problem, number
 from tests.fixtures import spans_of
 from settings import Settings
-from train import load_policy
+from start import load_policy
 
 
 @pytest.mark.parametrize("name, content", [("latin", lambda puzzle: str(latin_task.solution(puzzle.id))),

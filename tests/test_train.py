@@ -11,6 +11,7 @@ import shutil
 import sys
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -20,6 +21,7 @@ import pytest
 import torch
 
 import countdown_task
+import start
 import train
 from countdown_task import generate_puzzles, split
 from grpo import ADVANTAGES, LOSS_NORMS, LOSSES, update
@@ -57,6 +59,11 @@ def puzzles_once():
 def quick(monkeypatch):
     """No time for evaluation: no puzzle is ever solved."""
     monkeypatch.setattr(train, "evaluate", lambda policy, puzzles, k, s: np.zeros((len(puzzles), k)))
+
+
+def assigning(name, s):
+    """What the trial step is handed for the credit function `name`."""
+    return partial(train.assign_credit, mitigation=MITIGATIONS[name], s=s)
 
 
 def run(*arguments):
@@ -125,7 +132,7 @@ def test_one_held_out_puzzle_writes_no_nan(quick, tmp_path):
 
 def test_every_flag_reaches_the_update(quick, tmp_path, monkeypatch):
     """Guards against clips or betas in the wrong order, a learning rate that is a step late, a trained reference."""
-    start, calls, rates = load_model(BUNDLED, dtype=torch.bfloat16), [], []
+    begun, calls, rates = load_model(BUNDLED, dtype=torch.bfloat16), [], []
     given = dict(kl=0.02, clip_low=0.1, clip_high=0.3, loss_norm="constant", updates_per_batch=2, max_grad_norm=0.7,
                  micro_batch=5)
 
@@ -140,11 +147,11 @@ def test_every_flag_reaches_the_update(quick, tmp_path, monkeypatch):
         assert model.checkpoint_activations
         assert vars(s).items() >= (given | {"max_new_tokens": 30}).items()
         assert batch.ask.s is s
-        assert all(torch.equal(a, b) for a, b in zip(policy.reference.parameters(), start.parameters()))
+        assert all(torch.equal(a, b) for a, b in zip(policy.reference.parameters(), begun.parameters()))
         return update(policy, optimizer, batch, credit, s)
 
     monkeypatch.setattr(train, "update", spy)
-    monkeypatch.setattr(train, "try_step", lambda *_: ({}, ()))
+    monkeypatch.setattr(start, "try_step", lambda *_: ({}, ()))
     flags = ["--lr", 1e-3, "--warmup_steps", 1, "--linear_decay", "--beta1", 0.8, "--beta2", 0.95,
              "--weight_decay", 0.03, "--dtype", "bfloat16", "--checkpoint_activations", "--temperature", 0.6,
              *(x for k, v in given.items() for x in (f"--{k}", v))]
@@ -215,7 +222,7 @@ def test_only_heldout_puzzles_are_measured(tmp_path, monkeypatch, capsys):
 def test_how_many_responses_are_evaluated_at_once_changes_nothing(monkeypatch):
     """Nor is there chance in greedy ones."""
     s, puzzles, widths, sample = Settings(questions=1, answers=4), GENERATE(9, "heldout"), [], train.generate_and_grade
-    policy = train.load_policy(s)
+    policy = start.load_policy(s)
     monkeypatch.setattr(train, "generate_and_grade", lambda *args, **options: (widths.append(len(args[2])),
                                                                                      sample(*args, **options))[1])
     wide = train.evaluate(policy, puzzles, 2, s)
@@ -247,13 +254,14 @@ def test_every_method_trains(name, options, quick, tmp_path):
 
 
 def test_a_reference_is_loaded_only_where_it_is_needed():
-    for needs, kl, needed in (((), 0.0, False), ((), 0.1, True), (("reference",), 0.0, True)):
-        assert (train.load_policy(Settings(kl=kl), countdown_task, needs).reference is not None) == needed
+    for needs, options, needed in (((), {}, False), ((), {"kl": 0.1}, True), (("reference",), {}, True),
+                                   ((), {"shaping": "overlong"}, False), ((), {"shaping": "kl"}, True)):
+        assert (start.load_policy(Settings(**options), countdown_task, needs).reference is not None) == needed
 
 
 def test_every_seed_step_and_name_has_its_own_random_numbers():
     """Guards against credit functions, steps or seeds that share random numbers, and numbers of another call."""
-    policy, drawn = train.load_policy(Settings()), {}
+    policy, drawn = start.load_policy(Settings()), {}
     for seed, step in ((0, 1), (0, 2), (1, 1), (1, 2), (2, 1), (0, 11), (1, 11), (11, 1), (1, 0), (0, 1)):
         s = Settings(answers=2, max_new_tokens=1, seed=seed)
         batch = rollout(policy, GENERATE(9, "heldout")[:1], s, step)
@@ -268,26 +276,26 @@ def test_values_come_before_the_critic_learns_from_their_rewards(quick, tmp_path
     """The values of step 1 are those of an untrained critic, and those of step 2 follow the reward."""
     seen, values = [], Queries.head
     monkeypatch.setattr(Queries, "head", lambda *args: (seen.append(values(*args)), seen[-1])[1])
-    monkeypatch.setattr(train, "try_step", lambda *_: (["critic_loss", "explained_variance"], ()))
+    monkeypatch.setattr(start, "try_step", lambda *_: (["critic_loss", "explained_variance"], ()))
     for reward in (-1.0, 1.0):
         monkeypatch.setattr(countdown_task, "grade", lambda *_: {"reward": reward, "answer": 0, "format": 0})
         run(*TINY, "--mitigation", "ppo", "--steps", 2, "--lr", 0, "--out", tmp_path / str(reward))
     low_1, low_2, high_1, high_2 = seen
     assert not low_1.any() and not high_1.any()
     assert low_2.sum() < 0 < high_2.sum()
-    trained = train.load_policy(Settings(model=str(tmp_path / "1.0" / "checkpoint")), countdown_task, ("critic",))
+    trained = start.load_policy(Settings(model=str(tmp_path / "1.0" / "checkpoint")), countdown_task, ("critic",))
     assert trained.heads["critic"].value.outer.weight.any()  # the next run starts with this critic
 
 
 @pytest.mark.parametrize("dtype, methods", [("float32", MITIGATIONS), ("bfloat16", ["vineppo"])], ids=["fp32", "bf16"])
 def test_the_trial_step_leaves_no_trace(dtype, methods):
-    policy = train.load_policy(Settings(dtype=dtype), countdown_task, (*HEADS, "reference"))
+    policy = start.load_policy(Settings(dtype=dtype), countdown_task, (*HEADS, "reference"))
     optimizer, both = Optimizer(policy.model, 1e-3), torch.nn.ModuleList((policy.model, *policy.heads.values()))
     before, torch_state, numpy_state = copy.deepcopy(both.state_dict()), torch.get_rng_state(), np.random.get_state()[1]
     for name in methods:
         s = Settings(mitigation=name, questions=2, answers=3, dtype=dtype)
-        row, logged = train.try_step(policy, optimizer, GENERATE(4096, "train"), s, MITIGATIONS[name])
-        assert logged == {"bonus"} & {"bonus" * (name == "curious")}
+        row, logged = start.try_step(policy, optimizer, GENERATE(4096, "train"), s, assigning(name, s), train.learn)
+        assert logged == ({"bonus"} if name == "curious" else set())
         assert row["grad_norm"] > 0 and "critic_loss" in row
     assert all(torch.equal(x, before[key]) for key, x in both.state_dict().items())
     assert not any(learner.state for learner in (optimizer.adamw, *(head.optimizer for head in policy.heads.values())))
@@ -303,7 +311,7 @@ def test_a_run_is_the_same_with_and_without_a_trial_step(quick, tmp_path, monkey
         place.mkdir()
         monkeypatch.chdir(place)
         if place.name == "without":
-            monkeypatch.setattr(train, "try_step", lambda *_: (["critic_loss", "explained_variance"], ()))
+            monkeypatch.setattr(start, "try_step", lambda *_: (["critic_loss", "explained_variance"], ()))
         for seed in (torch.manual_seed, np.random.seed, random.seed):
             seed(0)
         run(*TINY, "--mitigation", "ppo", "--steps", 2, "--state_every", 1, "--pass_at", 0, "--out", "run")
@@ -393,9 +401,10 @@ def test_a_mistake_is_seen_before_the_run_begins(place, name, stand_in, said, mo
     patch = monkeypatch.setitem if isinstance(place, dict) else monkeypatch.setattr
     patch(place, name, stand_in)
     s = Settings(questions=8)
-    policy = train.load_policy(s, countdown_task, ("critic",))
+    policy = start.load_policy(s, countdown_task, ("critic",))
     with pytest.raises((ValueError, FloatingPointError), match=said) if said else nullcontext():
-        train.try_step(policy, Optimizer(policy.model, 1e-3), GENERATE(4096, "train"), s, MITIGATIONS["none"])
+        start.try_step(policy, Optimizer(policy.model, 1e-3), GENERATE(4096, "train"), s, assigning("none", s),
+                       train.learn)
 
 
 # ---------------------------------------------------------------------------------------------- kill and resume
@@ -414,7 +423,7 @@ def test_what_ends_before_the_first_step_leaves_no_folder(tmp_path, monkeypatch,
     """Ctrl-C, which test_processes.py sees in a shell later, and a run that the disk has no room for."""
     place = tmp_path / "runs" / "r"
     with monkeypatch.context() as patch:
-        patch.setattr(train, "try_step", Mock(side_effect=KeyboardInterrupt))
+        patch.setattr(start, "try_step", Mock(side_effect=KeyboardInterrupt))
         assert "interrupted before training began" in refusal(train, *TINY, "--out", place)
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=2**20))
     assert "GiB free: make room" in refusal(train, *TINY, "--mitigation", "ppo", "--out", place)
@@ -430,8 +439,8 @@ def test_a_test_file_is_held_out_and_nothing_of_it_trained_on(quick, tmp_path, m
     for file, puzzles in ((data, mine), (eval_data, test + test[:3]), (wrong, [one])):
         file.write_text("".join(json.dumps({"nums": p.numbers, "target": p.target}) + "\n" for p in puzzles))
     assert f"{wrong}: [1, 1, 1] can't make 99" in refusal(train, *TINY, "--eval_data", wrong, "--out", tmp_path / "r")
-    load = train.load_puzzles
-    monkeypatch.setattr(train, "load_puzzles", lambda *arguments: (seen.append(load(*arguments)), seen[-1])[1])
+    load = start.load_puzzles
+    monkeypatch.setattr(start, "load_puzzles", lambda *arguments: (seen.append(load(*arguments)), seen[-1])[1])
     monkeypatch.setattr(run_folder, "SAMPLE_EVERY", 2)
     run(*TINY, "--data", data, "--eval_data", eval_data, "--steps", 3, "--eval_problems", 12, "--out", tmp_path / "r")
     assert "20 of 80 training puzzles are in" in capsys.readouterr().out
@@ -507,7 +516,7 @@ def test_a_run_that_fails_ends_in_one_sentence(quick, tmp_path, monkeypatch, ref
     """Credit that is infinite where the rehearsal does not look, a loss that diverges, and no memory."""
     late = lambda batch: uniform(batch) / (batch.mask.shape[1] <= 8)
     logs = lambda batch: batch.log.update({"new": batch.entropy} if batch.mask.shape[1] > 8 else {}) or batch.logprob
-    for function, said in (late, "late"), (logs, "batch.log has new in step 1, unlike in the trial step"):
+    for function, said in (late, str(tmp_path / "late")), (logs, "batch.log has new in step 1, unlike in the trial step"):
         with monkeypatch.context() as patch:
             patch.setitem(MITIGATIONS, "none", replace(uniform, function=function))
             assert said in refusal(train, *TINY, "--max_new_tokens", 80, "--out", tmp_path / "late")
@@ -524,13 +533,13 @@ def test_a_run_that_fails_ends_in_one_sentence(quick, tmp_path, monkeypatch, ref
 
 def test_the_check_of_the_puzzles_ends_with_the_last_of_them():
     """Guards against a billion steps that are drawn before the first one, and against a puzzle that is not checked."""
-    policy, puzzles = train.load_policy(Settings()), GENERATE(4096, "train")[:30]
+    policy, puzzles = start.load_policy(Settings()), GENERATE(4096, "train")[:30]
     checked = []
     policy = policy._replace(task=SimpleNamespace(check=checked.append, prompt=countdown_task.prompt))
     for steps, count in ((2, 14), (10**9, 30)):
         checked.clear()
         s = Settings(data="x", questions=7, steps=steps, seed=3)
-        launch.check_puzzles(policy, train.puzzles_of_run(puzzles, s), [], s)
+        launch.check_puzzles(policy, start.puzzles_of_run(puzzles, s), [], s)
         drawn = [puzzle for step in range(1, min(steps, 5) + 1) for puzzle in draw_puzzles(puzzles, s, step)]
         assert set(checked) == set(drawn) and len(checked) == count
 

@@ -32,8 +32,8 @@ from tasks.guess_task import GUESSES, Puzzle
 from tests.fixtures import make_batch
 from tests.test_processes import output_of
 from tests.test_walkthrough import CONFIG, by_hand
-from train import load_policy
-from turns import decode, play
+from start import load_policy
+from turns import decode, play, with_replies
 
 GUESS = MODELS / "guess-tiny"
 
@@ -124,16 +124,15 @@ def test_episodes_equal_a_loop_over_single_responses(excluding, random_model):
         assert found.before[row] == before and found.ended[row] == ended
         reasons += [f"{len(before)} replies", ended]
     assert {"no room", True, False, "0 replies", "3 replies"} <= {*reasons}
-    group, read = torch.arange(B) // 8, (found.tokens, found.mask)
-    logprob = response_logprobs(model, prompts, group, *read, before=found.before)
+    group, T, read = torch.arange(B) // 8, found.mask.shape[1], with_replies(found.tokens, found.mask, found.before)
+    logprob = response_logprobs(model, prompts, group, *read)[:, :T]
     torch.testing.assert_close(logprob, found.logprob, atol=1e-9, rtol=0)
     some = torch.tensor([20, 3, 11])  # another order: longest responses are read first
-    again = response_logprobs(model, prompts, group[some], found.tokens[some], found.mask[some],
-                              before=[found.before[i] for i in some])
+    again = response_logprobs(model, prompts, group[some], *(x[some] for x in read))[:, :T]
     torch.testing.assert_close(again, logprob[some], atol=1e-9, rtol=0)
     hide = torch.zeros_like(found.mask)
     hide[:, 0] = True
-    without = read_responses(logprobs_without, model, prompts, group, *read, found.before, [hide, found.mask])
+    without = read_responses(logprobs_without, model, prompts, group, *read, [hide, found.mask])[:, :T]
     assert (without - logprob)[:, 0].abs().max() < 1e-9 < 1e-3 < (without - logprob)[found.mask].abs().max()
 
 
@@ -157,7 +156,7 @@ def test_an_episode_of_two_turns_by_hand():
         return rows
 
     prompts, group = [prompt], torch.zeros(2, dtype=torch.long)
-    logprob = response_logprobs(model, prompts, group, tokens, mask, before=before)
+    logprob = response_logprobs(model, prompts, group, *with_replies(tokens, mask, before))[:, :5]
     np.testing.assert_allclose(logprob[mask].detach(), np.concatenate(logprobs()), atol=1e-12)
     # Rewards 1 and 0: mean 0.5, deviation 0.5, advantage 0.5 / 0.5001. The loss is a mean over 7 sampled tokens.
     batch = make_batch([5, 2], [0.0, 0.0], tokens=tokens, mask=mask, before=before, reward=torch.tensor([1.0, 0.0]),

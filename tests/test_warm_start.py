@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 import countdown_task
+import start
 import train
 from countdown_task import Puzzle, demonstrate, generate_puzzles, grade, split
 from models import warm_start
@@ -64,7 +65,7 @@ def test_reinforcement_can_teach_the_bundled_models(name):
     """Guards against a model that solves too few puzzles to get a reward or too many to improve, and one over 4 MB."""
     folder = BUNDLED.with_name(f"countdown-{name}")
     assert sum(file.stat().st_size for file in folder.iterdir()) < 4e6
-    policy = train.load_policy(train.Settings(model=str(folder)))
+    policy = start.load_policy(train.Settings(model=str(folder)))
     success = train.evaluate(policy, generate_puzzles(256, "heldout"), 1, train.Settings())
     assert 0.25 < success.mean() < 0.5
 
@@ -75,7 +76,7 @@ def test_a_model_is_built_and_reported_on(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(warm_start, "report", lambda folder, task: None)
     warm_start.main()
     monkeypatch.undo()
-    policy = train.load_policy(train.Settings(model=str(tmp_path / "m")))
+    policy = start.load_policy(train.Settings(model=str(tmp_path / "m")))
     single = [f" {n}" for n in range(201)] + [str(n) for n in range(21)] + ["</think>", "<answer>"]
     assert {len(policy.tokenizer.encode(text)) for text in single} == {1}
     capsys.readouterr()

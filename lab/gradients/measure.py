@@ -19,7 +19,7 @@ from plumbing.report import Table
 from rollout import Policy, TokenBatch
 from settings import Settings
 from plumbing.launch import BUNDLED
-from train import load_policy
+from start import load_policy
 
 QUESTIONS = 12  # training puzzles
 BATCHES = 16  # for noise and bias

@@ -27,7 +27,7 @@ from rollout import TokenBatch, by_group, rollout
 from sampler import response_logprobs
 from settings import Settings
 from tasks.text import FILLER, REASONING
-from train import load_policy
+from start import load_policy
 
 DATA = Path(__file__).parent / "data"
 TASKS, LIMITS = {"math": "word problems", "countdown": "easy Countdown"}, {"math": 128, "countdown": 200}  # tokens

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 import countdown_task
-import train
+import start
 from lab import heads, statistics
 from lab.gradients import measure, noise, rank
 from methods import MITIGATIONS
@@ -26,7 +26,7 @@ def small(tokenizer, random_model, tmp_path, monkeypatch):
     monkeypatch.setattr(countdown_task, "grade", lambda text, puzzle: {
         "reward": len(text) % 3, "answer": float(sum(map(ord, text)) % 3 == 0), "format": 0.5 * (len(text) % 3)})
     monkeypatch.setattr(tokenizer, "end_tokens", list(range(0, tokenizer.size, 8)))
-    monkeypatch.setattr(train, "Tokenizer", lambda folder: tokenizer)
+    monkeypatch.setattr(start, "Tokenizer", lambda folder: tokenizer)
     copy_tokenizer(BUNDLED, tmp_path)
     save_model(random_model.float(), tmp_path)
     return tmp_path

@@ -18,7 +18,7 @@ from plumbing.progress import one_sentence
 from plumbing.report import MINUS, PALETTE, PLUS
 from settings import Settings
 from plumbing.launch import BUNDLED
-from train import load_policy
+from start import load_policy
 
 HERE = Path(__file__).parent
 ENGINE = ("model.js", "countdown.js", "grpo.js", "rule.js", "truth.js", "worker.js")  # joined, they run in the worker

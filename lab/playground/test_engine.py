@@ -21,7 +21,7 @@ from queries import Queries
 from rollout import rollout
 from tests.test_grader import PIECES
 from settings import Settings
-from train import load_policy
+from start import load_policy
 
 SMALL = Settings(model=str(MODEL), max_grad_norm=0.05)
 RULES = dict(none={}, outcome_conditional={"think_discount": 0.3}, entropy_ratio={}, token_type={"filler": 0.25})

@@ -32,14 +32,14 @@ from plumbing.flags import check_device, check_range, methods_help, new_parser, 
 from plumbing.metrics import step_columns, write_credit_log
 from plumbing.progress import fail, follow, one_sentence
 from plumbing.registry import required
-from qwen2_model import Qwen2, load_model, scaled
+from qwen2_model import Qwen2, load_model
 from queries import Queries
 from rollout import Policy, TokenBatch, token_batch
 from sampler import Part, Samples, describe, part_states
 from settings import Settings
 from tasks.math_task import calculations
 from tasks.text import roles, sentence_starts
-from train import CHOICES
+from start import CHOICES
 
 RARE = 0.01  # an end token that was only assumed is dropped where it is less probable
 ROWS = 64  # states whose logits over the whole vocabulary are computed at once
@@ -108,7 +108,7 @@ def facts(model: Qwen2, part: Part) -> Tensor:
     tokens of some responses."""
     found = []
     for state, token in zip(part_states(model, part).split(ROWS), part.tokens.split(ROWS)):
-        log_probs = scaled(model.logits(state), model.temperature).log_softmax(-1)  # (ROWS, V)
+        log_probs = model.logits(state).log_softmax(-1)  # (ROWS, V)
         square = torch.linalg.vecdot(log_probs.exp(), log_probs.square())  # (ROWS,) the mean of log p squared
         known = describe(log_probs, log_probs.exp(), token[:, None])  # (3, ROWS)
         found.append(torch.cat((known, (square - known[1] ** 2)[None])).T)

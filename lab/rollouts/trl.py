@@ -19,7 +19,7 @@ from typing import Callable, NamedTuple
 import torch
 from torch import Tensor
 
-from grpo import compare, update
+from grpo import compare, shape, update
 from methods import MITIGATIONS
 from plumbing.files import replace_file
 from plumbing.flags import new_parser
@@ -27,8 +27,10 @@ from plumbing.launch import BUNDLED
 from plumbing.progress import follow, one_sentence
 from plumbing.report import Table
 from qwen2_model import save_model, to_checkpoint
+from queries import Queries
 from rollout import Policy, TokenBatch, rollout
-from train import assign_credit, load_policy, parse_flags
+from start import load_policy, parse_flags
+from train import assign_credit
 
 Q, G, LIMIT, SEED = 6, 4, 60, 1
 SPREAD = math.sqrt(G / (G - 1))  # of our standard deviation to theirs, the unbiased one
@@ -47,7 +49,8 @@ class Pair(NamedTuple):
     @property
     def name(self) -> str:
         """TRL's options as they are written in a call."""
-        return ", ".join(f"{name}={x!r}" for name, x in self.theirs.items()) or f"{self.trainer}Config()"
+        options = ", ".join(f"{name}={x!r}" for name, x in self.theirs.items())
+        return options if options and self.trainer == "GRPO" else f"{self.trainer}Config({options})"
 
 
 PLAIN = dict(loss_type="dr_grpo", scale_rewards="none")  # the same units: no deviation, and N no random number
@@ -86,8 +89,8 @@ PAIRS = [
          lambda batch: SPREAD * batch.mask[batch.ended].sum().item() / batch.mask.sum().item()),
     Pair(dict(top_entropy_quantile=0.2), "--mitigation entropy_masking --mask_percentile 80 --normalize none",
          "TRL's reads entropy anew in each update, ours once, while sampling", equal=1),
-    Pair({}, f"--advantage rloo {CONSTANT}", "no equal later: TRL's clips the ratio of whole responses, a product; its "
-         "beta goes into the reward", 1 / LIMIT, 1, "RLOO"),
+    Pair(dict(beta=0.1), f"--advantage rloo --shaping kl {CONSTANT}",
+         "no equal later: TRL's clips the ratio of whole responses, a product", 1 / LIMIT, 1, "RLOO"),
 ]
 
 
@@ -104,13 +107,15 @@ def sampled(folder: Path) -> tuple[TokenBatch, list[Policy]]:
         policies.append(policy)
     s = replace(parse_flags([])[0], answers=G, questions=Q, max_new_tokens=LIMIT, seed=SEED)
     policies = [policy._replace(reference=policies[2].model) for policy in policies]
-    return rollout(policies[0], policies[0].task.load("train", Q), s, 1), policies[:2]
+    batch = rollout(policies[0], policies[0].task.load("train", Q), s, 1)
+    batch.ask = Queries(policies[0], batch, s, 1)
+    return batch, policies[:2]
 
 
 def our_gradient(batch: TokenBatch, policy: Policy, flags: str) -> dict[str, Tensor]:
     """The gradient of our update, under a checkpoint's names."""
     s, hyper_parameters, *_ = parse_flags([*shlex.split(flags), f"--max_new_tokens={LIMIT}", "--micro_batch=999"])
-    batch = replace(batch, advantage=compare(batch, s.advantage), normalize=s.normalize)
+    batch = replace(batch, advantage=compare(batch, s.advantage, shape(batch, s)), normalize=s.normalize)
     batch.ask.computed.clear()
     credit = assign_credit(batch, partial(MITIGATIONS[s.mitigation], **hyper_parameters), s)  # (B, T)
     still = SimpleNamespace(zero_grad=policy.model.zero_grad, step=lambda norm: 0.0)

@@ -21,7 +21,7 @@ from plumbing.tokenizer import Tokenizer
 from queries import Queries
 from rollout import Policy, draw_uniforms, rollout, sample
 from settings import Settings
-from train import load_policy
+from start import load_policy
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "TQDM_DISABLE": "1"}
 PUZZLES, ANSWERS = 8, 8  # the responses to each puzzle

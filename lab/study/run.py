@@ -48,11 +48,13 @@ from methods import MITIGATIONS
 from plumbing.comparison import NO_DIFFERENCE
 from plumbing.files import read_json, replace_file, write_json
 from plumbing.flags import new_parser
+from plumbing.launch import with_model
 from plumbing.progress import fail, follow, one_sentence
 from plumbing.report import ratio
 from plumbing.runs import is_finished, read_config, read_metrics
 from plumbing.task_file import load_task
 from rollout import EVALUATION, draw_uniforms, generate_and_grade
+from start import load_policy, parse_flags
 
 RESULTS, REAL = Path("lab/study/runs.csv"), Path("lab/real/runs.csv")
 ROOT = Path(__file__).parents[2]  # commands run here, and the paths above are relative to it
@@ -62,8 +64,8 @@ OTHERS = "weights/gsm_symbolic.jsonl"  # of lab/real/problems.py
 
 def values_of(flags: str) -> dict:
     """All settings and hyper-parameters that flags of train.py stand for."""
-    settings, method, *_ = train.parse_flags(shlex.split(flags))
-    return asdict(train.with_model(settings)) | method
+    settings, method, *_ = parse_flags(shlex.split(flags))
+    return asdict(with_model(settings)) | method
 
 
 class Experiment(NamedTuple):
@@ -183,7 +185,7 @@ def success_on(which: str, run: Path, level: str, draw: int = 1) -> float:
     """Success of a run's last model by a draw of evaluation's random numbers; training has draw 0. which: the `usual`
     held-out puzzles, or 512 `others`, which no run measures; a pretrained model's are OTHERS."""
     s = replace(train.Settings(**read_config(run)["settings"]), model=str(run / "checkpoint"))
-    policy = train.load_policy(s, load_task(s.task))
+    policy = load_policy(s, load_task(s.task))
     if level in PRETRAINED:
         puzzles, s = policy.task.load("all", None, OTHERS), replace(s, max_new_tokens=256)
     else:

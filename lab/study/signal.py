@@ -31,7 +31,7 @@ from plumbing.runs import read_config
 from queries import Queries
 from rollout import Policy, TokenBatch, draw_puzzles, rollout
 from settings import Settings
-from train import load_policy
+from start import load_policy
 
 CHECKPOINTS = {0: "", 50: "checkpoints/step-000050", 100: "checkpoint"}  # by step, the weights that sample it
 RESPONSES, K = 4096, 4

@@ -44,7 +44,7 @@ from queries import ROWS_AT_ONCE, Queries
 from rollout import Policy, TokenBatch, draw_uniforms, generate_and_grade, sample, seed_of, token_batch
 from settings import Settings
 from tasks.text import FILLER
-from train import CHOICES, load_policy
+from start import CHOICES, load_policy
 from turns import replies
 
 PACKET = 8  # rollouts that start together; the two halves of a packet belong to two independent estimates
@@ -81,8 +81,8 @@ def roll(policy: Policy, puzzles: list, truth: dict, rows: np.ndarray, packets: 
     for i, key in enumerate(zip(truth["response"][token].tolist(), position.tolist(), number.tolist())):
         uniforms[i, :, : left[i]] = np.random.default_rng(seed_of("truth", seed, *key)).random((PACKET, left[i]))
     samples, grades = generate_and_grade(
-        policy, asked, torch.from_numpy(uniforms).flatten(0, 1), prefixes,
-        torch.from_numpy(left.repeat(PACKET)), torch.from_numpy(truth["token"][token].astype(int).repeat(PACKET)))
+        policy, asked, torch.from_numpy(uniforms).flatten(0, 1), prefixes, limit=torch.from_numpy(left.repeat(PACKET)),
+        excluded=torch.from_numpy(truth["token"][token].astype(int).repeat(PACKET)))
     return np.array([grade["answer"] for grade in grades]).reshape(-1, PACKET), int(samples.mask.sum())
 
 

@@ -37,7 +37,7 @@ from queries import Queries
 from rollout import Policy, TokenBatch, token_batch
 from sampler import Samples
 from settings import Settings
-from train import CHOICES, load_policy
+from start import CHOICES, load_policy
 from turns import replies
 
 TRUTH = Path(__file__).parent / "data"  # ground_truth.npz, and the critic of ppo

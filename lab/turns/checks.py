@@ -27,7 +27,7 @@ from plumbing.report import Table
 from queries import Queries
 from rollout import Policy, rollout
 from settings import Settings
-from train import load_policy
+from start import load_policy
 
 NAMES = ("A1", "A2", "minus the regret")
 GAMES = 1500  # with 8 responses each

@@ -27,7 +27,7 @@ from plumbing.runs import read_config
 from queries import Queries
 from rollout import Policy, draw_puzzles, rollout
 from settings import Settings
-from train import load_policy
+from start import load_policy
 
 GAMES, ANSWERS, MIXES = 120, (8, 64), (0.0, 0.5, 0.74, 1.0)
 EXACT = {"exact_turns": 0, "exact_turns luck=false": 1}  # by arm, its row of `credits_of`

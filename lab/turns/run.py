@@ -31,7 +31,7 @@ from plumbing.registry import require
 from plumbing.report import GREY, PALETTE, Estimate, Table, new_figure, t_estimate
 from plumbing.runs import read_config, read_metrics
 from settings import Settings
-from train import load_policy
+from start import load_policy
 
 HERE, RUNS = Path(__file__).parent, Path("runs/turns")
 RESULTS = HERE / "runs.csv"
@@ -93,7 +93,8 @@ def make_row(e: Experiment) -> dict:
     area = np.trapezoid(list(curve.values()), list(curve)) / max(curve)
     figures = {"area": area, "start": curve[0], "end": curve[max(curve)],
                **{name: np.nansum(metrics[name]) for name in (*COSTS, "seconds")}}
-    return {"run": e.name, "version": 1, "part": "turns", "level": "guess", "method": method, "setting": setting,
+    # Version 2 charges a text that is read again for each turn; 1, of all rows so far, kept it in a cache.
+    return {"run": e.name, "version": 2, "part": "turns", "level": "guess", "method": method, "setting": setting,
             "seed": e.seed, "command": e.command, "steps": max(curve),
             **{name: f"{x:.7g}" for name, x in figures.items()},
             "curve": " ".join(f"{step}:{x:.6f}" for step, x in curve.items()),
@@ -148,7 +149,7 @@ def contrasts(groups: dict[str, Group], quiet: dict[str, Estimate]) -> dict[str,
 
 def complete() -> dict[str, Group]:
     """The arms, on the seeds that have all of them; at least LEAST: designs.md lets nobody look before."""
-    parts = read_levels(RESULTS, 1)["guess"]
+    parts = read_levels(RESULTS, 1, 2)["guess"]
     arms = Counter(run.seed for run in parts["turns"])
     seeds = {seed for seed, n in arms.items() if n == len(ARMS)}
     require(len(seeds) >= LEAST, f"{len(seeds)} seeds have all arms, and tables wait for {LEAST}: run without --tables")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-import train
+import start
 from lab.turns import checks, credit, noise, run
 from lab.turns.run import ARMS, LINE, MIXED, RLOO, SEEDS, WITH, WITHOUT, Experiment
 from lab.updates import credit_gradients
@@ -57,7 +57,7 @@ def test_contrasts_and_picture(rows, tmp_path, figures):
 def test_gradients_are_of_texts_with_their_replies():
     """Against log-probs of each token from its whole context. Guards against a reply that is not read."""
     s = Settings(task="guess", max_new_tokens=24, questions=1, answers=3)
-    policy = train.load_policy(s)
+    policy = start.load_policy(s)
     batch = rollout(policy, policy.task.load("train", 1), s, 1)
     batch.ask = Queries(policy, batch, s, 1)
     assert any(batch.before)
@@ -76,7 +76,7 @@ def test_noise_is_of_the_credit_that_is_trained_with(monkeypatch):
     monkeypatch.setattr(guess_task, "GUESSES", 2)
     monkeypatch.setattr(noise, "GAMES", 4)
     s = Settings(task="guess", max_new_tokens=24, answers=8)
-    batch, (_, *exact, uniform) = noise.credits(train.load_policy(s), s)
+    batch, (_, *exact, uniform) = noise.credits(start.load_policy(s), s)
     for luck, own in zip((True, False), exact):
         mixed = credit.exact_turns(batch, luck, 0.3) * batch.mask
         torch.testing.assert_close(mixed, (0.7 * own + 0.3 * uniform).double())
@@ -107,7 +107,7 @@ def test_commands_are_accepted():
     try:
         credit.token_credit(credit.exact_turns)
         for label in ARMS:
-            settings, method, *_ = train.parse_flags(shlex.split(Experiment(label, 3).command)[3:])
+            settings, method, *_ = start.parse_flags(shlex.split(Experiment(label, 3).command)[3:])
             assert settings.seed == 3 and settings.task == "guess" and (settings.answers == 8 or "answers" in label)
             assert method.get("luck", True) == ("luck" not in label)
     finally:

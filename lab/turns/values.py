@@ -26,11 +26,11 @@ from torch import Tensor
 from plumbing.flags import new_parser
 from plumbing.progress import one_sentence
 from plumbing.registry import require
-from qwen2_model import Cache, scaled
+from qwen2_model import Cache
 from rollout import Policy
 from settings import Settings
 from tasks import guess_task
-from train import load_policy
+from start import load_policy
 from turns import reply
 
 ROWS = 32  # histories that are read together, each with all its numbers: few enough for a CPU's cache
@@ -164,7 +164,7 @@ def read_level(policy: Policy, words: Words, levels: list[Level], depth: int, ro
 
 def probabilities_of(policy: Policy, states: Tensor) -> Tensor:
     """The policy's distribution (M, V) after states (M, D)."""
-    return scaled(policy.model.logits(states), policy.model.temperature).softmax(-1)
+    return policy.model.logits(states).softmax(-1)
 
 
 def other_tokens(policy: Policy, words: Words) -> Tensor:

@@ -1,0 +1,151 @@
+"""From a command line to the first step of a run: its settings, policy, puzzles, a trial step, and its folder.
+
+A first reading can skip it. What can't work is refused here in one sentence, before anything is written. train.py hands
+over `assign_credit` and `learn`, so that the trial step goes the way of every step. `s` is the Settings.
+
+Run it:  python train.py --mitigation none
+"""
+import copy
+import inspect
+import time
+from dataclasses import asdict, replace
+from functools import partial
+from itertools import takewhile
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Callable
+
+import torch
+
+from grpo import ADVANTAGES, KL_GRADIENTS, LOSS_NORMS, LOSSES, SHAPINGS, compare, shape
+from lora import add_adapters, load_adapters, merged, save_adapters
+from methods import MITIGATIONS  # all credit functions, by name: those of mitigations.py and of methods/
+from methods.heads import HEADS, load_head, save_head
+from mitigations import NORMALIZATIONS
+from plumbing.flags import Arguments, changed, check_device, load_function, parse
+from plumbing.launch import announce, as_if_nothing_was_drawn, check, check_needs, check_puzzles, with_model
+from plumbing.metrics import step_columns
+from plumbing.optimizer import Optimizer
+from plumbing.processes import check_equal, join
+from plumbing.registry import check_order, check_pure, required
+from plumbing.run_folder import Writer, check_disk, default_folder
+from plumbing.task_file import load_puzzles, load_task
+from plumbing.tokenizer import Tokenizer
+from qwen2_model import load_model, save_model
+from queries import Queries
+from rollout import Policy, draw_puzzles, rollout, seed_of
+from settings import Settings
+from turns import reply
+
+CHOICES = {"reward": ("graded", "random"), "shaping": SHAPINGS, "advantage": ADVANTAGES, "loss": LOSSES,
+           "loss_norm": LOSS_NORMS, "normalize": NORMALIZATIONS, "dtype": ("float32", "bfloat16"),
+           "optimizer_device": ("", "cpu"), "old_logprob": ("sampler", "update"), "kl_gradient": KL_GRADIENTS}
+
+
+def start(arguments: list[str], usage: str, assign_credit: Callable, learn: Callable) -> tuple[tuple, dict]:
+    """The arguments of `train` for what a command line asks, and the last row of metrics.csv, {} in a new run.
+
+    usage: what --help says above the flags.
+    """
+    s, hyper_parameters, resume, on_step = parse_flags(arguments, usage)
+    method = MITIGATIONS[s.mitigation]
+    differences = changed(s, Settings(), hyper_parameters, method)
+    folder = resume or Path(s.out or default_folder(s.mitigation, s.seed, differences))
+    check(s)
+    s = with_model(s)  # so that config.json names the folder
+    policy, training, heldout = prepare(s, hyper_parameters)
+    mitigation = partial(method, **hyper_parameters)
+    check_disk(folder, s, [p for module in (policy.model, *policy.heads.values()) for p in module.parameters()])
+    optimizer = Optimizer(policy.model, s.lr, (s.beta1, s.beta2), s.weight_decay, s.optimizer_device or None)
+    columns, own = try_step(policy, optimizer, training, s, partial(assign_credit, mitigation=mitigation, s=s), learn)
+    # What a run must find unchanged when it is resumed, besides its settings.
+    fixed = {f"the task {s.task}": inspect.getsource(policy.task),
+             "the list of puzzles": "\n".join(puzzle.id for puzzle in training + heldout),
+             f"the credit function {s.mitigation}": inspect.getsource(method.function)}
+    # What changes from step to step, by its name in state.pt. (The optimizer's state includes the model's weights.)
+    learners = {"optimizer": optimizer, **policy.heads,
+                **{f"{name}_adamw": head.optimizer for name, head in policy.heads.items()}}
+    writer = Writer(folder, s, hyper_parameters, learners, partial(save_policy, policy, s), load_function(on_step), own)
+    done, row = writer.open(fixed, columns, bool(resume))
+    announce(optimizer.weights.values(), len(training), len(heldout), folder, differences, s, done if resume else None)
+    return (s, mitigation, policy, training, heldout, optimizer, writer, done), row
+
+
+def try_step(policy: Policy, optimizer: Optimizer, puzzles: list, s: Settings, assign_credit: Callable,
+             learn: Callable) -> tuple[dict, set[str]]:
+    """Try a small step, of three short responses to each of two puzzles, so that a mistake in somebody's own function
+    is seen before the run begins. Returns its columns of metrics.csv, and the names in batch.log.
+
+    It leaves no trace: no weight moves, copies of the heads learn, and random numbers are drawn as if nothing had been.
+    """
+    s = replace(s, answers=3, max_new_tokens=min(8, s.max_new_tokens), updates_per_batch=1)
+    policy = policy._replace(heads=copy.deepcopy(policy.heads))
+    # An optimizer whose step clips the gradient, which says its norm, and moves nothing.
+    still = SimpleNamespace(zero_grad=optimizer.zero_grad, step=optimizer.clip)
+    with as_if_nothing_was_drawn(policy.model.norm.device):
+        check_order(s, policy.model.norm.device, ADVANTAGES[s.advantage], LOSS_NORMS[s.loss_norm], LOSSES[s.loss])
+        batch = rollout(policy, [puzzles[0], puzzles[-1]], s, step=0)  # of a single one two copies
+        batch.ask = Queries(policy, batch, s, step=0)
+        batch.advantage = compare(batch, s.advantage, shape(batch, s))
+        if hasattr(policy.task, "reply"):  # in so few tokens perhaps no turn has ended
+            ends, tokens = policy.tokenizer.end_tokens, batch.tokens[0][batch.mask[0]].tolist()
+            reply(policy, puzzles[0], [*takewhile(lambda token: token not in ends, tokens), ends[0]])
+        check_pure(s.mitigation, batch, lambda: assign_credit(batch))
+        # Credit 1, so that no response is left out. A run that only evaluates need not have room for gradients.
+        row = learn(policy, still, batch, batch.mask.float(), s) if s.steps else {}
+        row |= step_columns(0, batch, time.perf_counter())
+    for weight in optimizer.master.values():  # the weights that AdamW moves, which have the gradients
+        weight.grad = None
+    return row, {*batch.log}
+
+
+def prepare(s: Settings, hyper_parameters: dict) -> tuple[Policy, list, list]:
+    """The policy, and the puzzles to train on and those held out, once it is clear that they work together."""
+    task = load_task(s.task)
+    device = join(s.device)  # connects to the other processes of torchrun; each has its own GPU
+    training, heldout = load_puzzles(task, s.eval_problems, s.data, s.eval_data)
+    # In all processes:
+    check_equal(asdict(s) | hyper_parameters | {"data": [puzzle.id for puzzle in training + heldout]})
+    policy = load_policy(replace(s, device=device), task, required(s.mitigation, hyper_parameters))
+    check_puzzles(policy, puzzles_of_run(training, s), heldout, s)
+    return policy, training, heldout
+
+
+def puzzles_of_run(training: list, s: Settings) -> list:
+    """The puzzles that a run trains on, drawn at once: all, unless --steps times --questions are fewer."""
+    return draw_puzzles(training, replace(s, questions=min(s.steps * s.questions, len(training))), step=1)
+
+
+def parse_flags(arguments: list[str], usage: str = "") -> Arguments:
+    """The settings, the credit function's hyper-parameters, the run to resume, --on_step; exits where one is wrong."""
+    return parse(arguments, Settings(), MITIGATIONS, CHOICES, usage)
+
+
+def load_policy(s: Settings, task: ModuleType | None = None, needs: tuple[str, ...] = ()) -> Policy:
+    """The model, its tokenizer, the task, and what the credit function needs: heads, and the reference model."""
+    check_device(s.device)
+    s, task = with_model(s), task or load_task(s.task)  # `start` has done both; the laboratory calls this alone
+    model, tokenizer = load_model(s.model, s.device, getattr(torch, s.dtype)), Tokenizer(s.model)
+    model.temperature = s.temperature
+    model.real_vocab = tokenizer.size  # the embedding may have more rows than there are tokens; they are never sampled
+    model.checkpoint_activations = s.checkpoint_activations
+    if s.lora_rank:
+        add_adapters(model, s.lora_rank, s.lora_alpha, seed_of("adapters", s.seed))
+    if s.adapter:
+        load_adapters(model, s.adapter, s.lora_rank, s.lora_alpha, s.model)
+    check_needs(needs, task, HEADS, s)
+    heads = {name: load_head(name, s.model, model) for name in HEADS if name in needs}
+    # What deepcopy finds here it does not copy: with LoRA, all but the adapters.
+    shared = {id(p): p for p in model.parameters() if not p.requires_grad}
+    compared = s.kl > 0 or s.shaping == "kl" or "reference" in needs
+    reference = copy.deepcopy(model, shared).requires_grad_(False) if compared else None
+    return Policy(model, tokenizer, task, heads, reference)
+
+
+def save_policy(policy: Policy, s: Settings, folder: Path) -> None:
+    """Write the model, with its adapters merged into it, the adapters themselves, and the heads."""
+    save_model(merged(policy.model), folder)
+    if s.lora_rank:
+        save_adapters(policy.model, folder / "adapter", s.model)
+    for name, head in policy.heads.items():
+        save_head(name, head, folder)
