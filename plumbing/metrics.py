@@ -152,8 +152,8 @@ def turn_of(batch: Any) -> Tensor:
 
 
 def write_credit_log(file: Path, step: int, batch: Any, credit: Tensor) -> int:
-    """Write the columns of a step to an .npz file, one row per token, and puzzle_text (Q,), the puzzle of
-    each group; returns the file's CRC-32."""
+    """Write the columns of a step to an .npz file, one row per token, and puzzle_text (Q,), the puzzle of each group;
+    returns the file's CRC-32."""
     texts = np.array([batch.task.show(puzzle)[:PUZZLE_LETTERS] for puzzle in batch.puzzles])  # (Q,)
     replace_file(file, lambda part: np.savez(part, puzzle_text=texts, **log_columns(step, batch, credit)))
     return checksum(file)

@@ -31,14 +31,10 @@ class CreditFunction:
 
     def raw(self, batch: Any, /, *arguments, **hyper_parameters) -> Tensor:
         """The weights or credit (B, T) that the function returns, 0 on padding; ValueError where it returns neither, or
-        puts into batch.log what can be no column of the credit log."""
+        `own_numbers` refuses what it logs."""
         returned = self.function(batch, *arguments, **hyper_parameters)
         values = per_token(returned, batch, f"{self.name} must return {'weights' if self.is_reweighting else 'credit'}")
-        require(isinstance(batch.log, dict), f"{self.name} replaces batch.log: write batch.log[name] = values")
-        for name in batch.log:
-            require(isinstance(name, str) and name.isidentifier() and name not in TAKEN,
-                    f"{self.name} logs {name!r:.50}: a name in batch.log has letters, digits and _, and is not taken")
-            batch.log[name] = per_token(batch.log[name], batch, f"{self.name} must log {name}")
+        batch.log = own_numbers(self.name, batch)
         require(not self.is_reweighting or (values >= 0).all(),
                 f"{self.name} returned a negative weight: credit of either sign is for @token_credit")
         return values
@@ -107,6 +103,15 @@ def per_token(found: Any, batch: Any, duty: str) -> Tensor:
     require(values.isfinite().all(), f"{duty} without NaN or infinity in it, which division by 0 gives; dividing by "
             "torch.where(x > 0, x, 1.0) instead of x avoids it")
     return values
+
+
+def own_numbers(function: str, batch: Any) -> dict[str, Tensor]:
+    """What a credit function put into batch.log; ValueError for what can be no column of the credit log."""
+    require(isinstance(batch.log, dict), f"{function} replaces batch.log: write batch.log[name] = values")
+    for name in batch.log:
+        require(isinstance(name, str) and name.isidentifier() and name not in TAKEN,
+                f"{function} logs {name!r:.50}: a name in batch.log has letters, digits and _, and is not taken")
+    return {name: per_token(values, batch, f"{function} must log {name}") for name, values in batch.log.items()}
 
 
 def check_pure(name: str, batch: Any, compute: Callable[[], Tensor]) -> Tensor:

@@ -516,7 +516,7 @@ def test_a_run_that_fails_ends_in_one_sentence(quick, tmp_path, monkeypatch, ref
     """Credit that is infinite where the rehearsal does not look, a loss that diverges, and no memory."""
     late = lambda batch: uniform(batch) / (batch.mask.shape[1] <= 8)
     logs = lambda batch: batch.log.update({"new": batch.entropy} if batch.mask.shape[1] > 8 else {}) or batch.logprob
-    for function, said in (late, str(tmp_path / "late")), (logs, "batch.log has new in step 1, unlike in the trial step"):
+    for function, said in (late, str(tmp_path / "late")), (logs, "batch.log has new in step 1, unlike in the trial"):
         with monkeypatch.context() as patch:
             patch.setitem(MITIGATIONS, "none", replace(uniform, function=function))
             assert said in refusal(train, *TINY, "--max_new_tokens", 80, "--out", tmp_path / "late")
