@@ -2,7 +2,6 @@
 
     python analyze.py runs/none-seed0                       one run, into its analysis/
     python analyze.py runs/*                                methods compared over seeds, into comparison/ beside them
-    python analyze.py --types original runs/none-seed0      tags count as filler, as in the original work
 
 Two measures say what each of the N tokens of a run receives (a response has L of them):
     contribution = credit * log p           the original work's: a value, not a gradient; negative where it reinforces
@@ -15,6 +14,7 @@ import json
 import re
 import textwrap
 from pathlib import Path
+from typing import Callable, Iterator
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -28,7 +28,7 @@ from plumbing.progress import fail, follow, one_sentence
 from plumbing.report import PALETTE, Estimate, Table, pm, ratio, t_estimate
 from plumbing.runs import heldout, is_finished, read_config, read_credit, read_metrics
 from plumbing.tokenizer import Tokenizer
-from tasks.text import FILLER, REASONING, ROLES, STRUCTURE
+from tasks.text import FILLER, REASONING, ROLES
 
 MEASURES = ("contribution", "gradient")
 LEARNED = {"reward": 3, "success": 3, "format": 2, "length": 1, "entropy": 3, "grad_norm": 3, "zero_variance_groups": 0}
@@ -47,15 +47,14 @@ def method_name(label: str) -> str:
     return " ".join(["RLOO" if "advantage=rloo" in flags else "GRPO", *(x for x in flags if x != "advantage=rloo")])
 
 
-def read_log(run: Path, metrics: dict, types: str = "ours") -> dict[str, np.ndarray]:
+def read_log(run: Path) -> dict[str, np.ndarray]:
     """The credit log of a run: columns (N,), a row per token. ValueError where a step is missing or damaged."""
-    steps, count = read_credit(run, metrics), 0  # responses so far
+    steps, count = read_credit(run, read_metrics(run)), 0  # responses so far
     for step in steps:
         if "reply_response" in step:  # as response_id, see with_measures; a reply's columns have a length of their own
             step["reply_response"] = step["reply_response"] + count
         count += 1 + int(step["response"].max())
-    log = with_measures({name: np.concatenate([step[name] for step in steps]) for name in steps[0]})
-    return count_types(log, run / "checkpoint", types)
+    return with_measures({name: np.concatenate([step[name] for step in steps]) for name in steps[0]})
 
 
 def with_measures(log: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -67,17 +66,6 @@ def with_measures(log: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     log["relative"] = log["position"] / log["length"]  # in [0, 1), 0 at the first token of a response
     log["contribution"] = log["credit"] * log["logprob"]
     log["gradient"] = log["credit"] * log["logit_grad"]
-    return log
-
-
-def count_types(log: dict, checkpoint: Path, types: str) -> dict[str, np.ndarray]:
-    """The log with other types of tokens. `original`: tags and the end token are filler, as in the original work, whose
-    patterns matched no tag. `no_spaces`: a single space, which some tokenizers write before a number, has no type."""
-    if types == "original":
-        log["role"] = np.where(log["role"] == STRUCTURE, FILLER, log["role"])
-    if types == "no_spaces":
-        spaces = [token for token, letters in enumerate(Tokenizer(checkpoint).bytes) if letters == b" "]
-        log["role"] = np.where(np.isin(log["token"], spaces), -1, log["role"])
     return log
 
 
@@ -247,15 +235,15 @@ def write_page(log: dict, tokenizer: Tokenizer, title: str, file: Path) -> None:
     file.write_text(re.sub(rf"\b({'|'.join(parts)})\b", lambda match: parts[match[1]], template), encoding="utf-8")
 
 
-def analyze_run(run: Path, types: str) -> None:
+def analyze_run(run: Path, log: dict) -> None:
     """Print the tables of a run; write them, the pictures and the page to its analysis/."""
     label, metrics, tokenizer = run_method(read_config(run)), read_metrics(run), Tokenizer(run / "checkpoint")
-    log, method, out = read_log(run, metrics, types), method_name(label), run / "analysis"
+    method, out = method_name(label), run / "analysis"
     if not 0 <= log["token"].min() <= log["token"].max() < tokenizer.size:
         raise ValueError(f"{run / 'credit'} has tokens that {run / 'checkpoint' / 'tokenizer.json'} lacks")
     text = "\n".join([f"# {run.name}\n", *map(str, [learning_table(metrics), *credit_tables(log, tokenizer)])])
     out.mkdir(exist_ok=True)
-    draw_methods([Group(label, {0: summarize(run, types, log)})], out / "learning.png")
+    draw_methods([Group(label, {0: summarize(run, log)})], out / "learning.png")
     draw_credit(log, out / "credit.png")
     draw_responses(log, tokenizer, method, out / "tokens.png")
     write_page(log, tokenizer, f"{run.name}: {method}", out / "tokens.html")
@@ -263,10 +251,10 @@ def analyze_run(run: Path, types: str) -> None:
     print(f"{text}\nwrote {out / 'tables.md'}, and beside it learning.png, credit.png, tokens.png and tokens.html")
 
 
-def summarize(run: Path, types: str = "ours", log: dict | None = None) -> dict[str, float | dict]:
-    """What a comparison averages of a run, its metrics, and `curve`: success by step. log: if it was read already."""
+def summarize(run: Path, log: dict) -> dict[str, float | dict]:
+    """What a comparison averages of a run, its metrics, and `curve`: success by step."""
     metrics, final = read_metrics(run), read_json(run / "final.json", missing={})  # of a run that is not finished
-    log, (steps, success, _) = log or read_log(run, metrics, types), heldout(metrics)
+    steps, success, _ = heldout(metrics)
     curve, (start, end) = dict(zip(steps, success)), success[[0, -1]] if len(success) else (np.nan, np.nan)
     if final.get("step") in curve and final.get("heldout_success") != curve[final["step"]]:
         raise ValueError(f"{run / 'final.json'} is not of this run: metrics.csv has another success at that step")
@@ -352,10 +340,10 @@ def draw_methods(groups: list[Group], file: Path) -> None:
     figure.savefig(file)
 
 
-def compare_runs(folders: list[Path], types: str) -> None:
+def compare_runs(folders: list[Path], logs: Iterator[dict]) -> None:
     """Print the comparison of runs; write it and a picture of the methods to comparison/ beside them."""
     configs, out = [read_config(folder) for folder in folders], folders[0].parent / "comparison"
-    figures = [summarize(folder, types) for folder in follow("reading runs", folders)]
+    figures = [*map(summarize, follow("reading runs", folders), logs)]
     every = {name: np.nan for own in figures for name in own}  # NaN where a run has not measured it
     shared = [{name: x for name, x in config["settings"].items() if name not in NO_DIFFERENCE} for config in configs]
     plain = min((method for method in map(run_method, configs) if method.split()[0] == "none"), key=len, default="")
@@ -371,13 +359,12 @@ def compare_runs(folders: list[Path], types: str) -> None:
 
 
 @one_sentence()
-def main() -> None:
-    """Analyze a single run, compare several; report what can't be read in one sentence."""
+def main(words: list[str] | None = None, read: Callable[[Path], dict] = read_log) -> None:
+    """Analyze a single run, compare several; report what can't be read in one sentence. words: those of the command
+    line. read: what makes the log of a run."""
     parser = new_parser(description=__doc__)
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run folder")
-    parser.add_argument("--types", choices=("ours", "original", "no_spaces"), default="ours",
-                        help="original: tags are filler; no_spaces: a single space has no type (default ours)")
-    given = parser.parse_args()
+    given = parser.parse_args(words)
     runs = [path for path in given.runs if (path / "metrics.csv").exists() or (path / "config.json").exists()]
     trained = [run for run in dict.fromkeys(runs or given.runs) if len(read_metrics(run)["step"]) > 1]  # each once
     for path in given.runs:
@@ -385,7 +372,8 @@ def main() -> None:
             print(f"left out: {path} has no step of training")
     if not trained:
         fail("there is no run with a step of training to analyze; make one with: python train.py")
-    analyze_run(trained[0], given.types) if len(trained) == 1 else compare_runs(trained, given.types)
+    logs = map(read, trained)  # one at a time: they are large
+    analyze_run(trained[0], next(logs)) if len(trained) == 1 else compare_runs(trained, logs)
 
 
 if __name__ == "__main__":

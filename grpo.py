@@ -49,7 +49,7 @@ from plumbing.processes import my_part
 from plumbing.registry import check_finite, check_loss
 from qwen2_model import Qwen2
 from rollout import Policy, TokenBatch, by_group, group_mean, responses
-from sampler import part_logprobs, read_in_parts
+from sampler import part_logprobs, parts_of, read_prompts
 from settings import Settings
 
 # ------------------------------------------------------------------------------------------- shaping, advantage
@@ -225,13 +225,27 @@ def my_responses(batch: TokenBatch, credit: Tensor, s: Settings) -> Tensor:
 
 def read_again(model: Qwen2, batch: TokenBatch, rows: Tensor, at_once: int) -> Iterator[tuple[Tensor, Tensor]]:
     """The responses rows (n,) once more, some of like length at a time: their places in the batch (b,), and log pi of
-    their tokens (b, T), with gradient. The backward pass of each comes before the next one is taken, and frees its
-    memory.
+    their tokens (b, T), with gradient. The caller takes the backward pass of each before the next one, which frees its
+    memory, and the last one, too.
+
+    Prompts are read once for all their responses. Their keys and values collect the gradient of every backward pass,
+    and at the end it goes on through the prompts, which are read again for that.
     """
-    parts = read_in_parts(model, batch.prompts, *responses(batch, rows), at_once, separately=True) if len(rows) else ()
-    for part in parts:
+    if not len(rows):
+        return
+    prompt_of, tokens, sampled = responses(batch, rows)
+    asked, index = prompt_of.unique(return_inverse=True)
+    prompts = [batch.prompts[q] for q in asked.tolist()]
+    with torch.no_grad():
+        cache, last = read_prompts(model, prompts)
+    collected = [x.requires_grad_() for x in (*cache.keys, *cache.values)]
+    for part in parts_of(cache, last, index, tokens, sampled, at_once):
         own, logprob = rows[part.rows], part_logprobs(model, part)  # (b,), (n,)
         yield own, logprob.new_zeros(batch.mask[own].shape).masked_scatter(batch.mask[own], logprob)
+    for i in range(0, len(prompts), at_once):
+        again = read_prompts(model, prompts[i : i + at_once])[0]
+        torch.autograd.backward([*again.keys, *again.values],
+                                [x.grad[i : i + at_once, :, : again.columns] for x in collected])
 
 
 def update(policy: Policy, optimizer: Optimizer, batch: TokenBatch, credit: Tensor, s: Settings) -> dict:

@@ -114,17 +114,14 @@ def outcome_conditional(batch: TokenBatch, think_discount: float = 0.5) -> Tenso
 
 
 @reweighting
-def inverse_logprob(batch: TokenBatch, epsilon: float = 0.1, detach: bool = True) -> Tensor:
+def inverse_logprob(batch: TokenBatch, epsilon: float = 0.1) -> Tensor:
     """credit = A / (|log p| + epsilon): favour tokens the model was sure of (the original work).
 
-    It was meant to make |credit * log p| equal on all tokens. That holds where |log p| is well above epsilon.
-    detach=False reproduces a bug of the original, which did not detach its weight. With l = log p, the gradient of
-    l / (|l| + epsilon) is epsilon / (|l| + epsilon)^2. That is the weight it trained with, and nearly all of it goes to
-    tokens with p near 1. Add --normalize none: the original did not rescale.
+    It was meant to make |credit * log p| equal on all tokens. That holds where |log p| is well above epsilon. (The
+    original did not rescale its weight, see --normalize none, nor detach it: lab/original/undetached.py.)
     """
     require(epsilon > 0, "--epsilon must be above 0")
-    size = batch.logprob.abs() + epsilon  # (B, T)
-    return 1 / size if detach else epsilon / size**2
+    return 1 / (batch.logprob.abs() + epsilon)
 
 
 @reweighting

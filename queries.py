@@ -7,6 +7,7 @@ Settings.
 
 Run it:  python train.py --mitigation vineppo
 """
+from functools import partial
 from typing import Callable
 
 import torch
@@ -14,12 +15,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from plumbing.metrics import tokens_in
-from plumbing.processes import share_out
+from plumbing.processes import share_out, shared
 from qwen2_model import Qwen2, probabilities, token_logprobs, wide
-from rollout import Policy, TokenBatch, generate_and_grade, grader, responses, seed_of
-from sampler import Part, distinct_texts, part_logprobs, part_states, read_responses
+from rollout import Policy, TokenBatch, checked, decode_and_grade, grader, responses, seed_of, tokens_of
+from sampler import Part, Samples, distinct_texts, part_logprobs, part_states, read_responses
 from settings import Settings
-from turns import context, tokens_reread
+from turns import context, replies, respond, tokens_reread
 
 ROWS_AT_ONCE = 768  # continuations that are sampled together
 
@@ -138,13 +139,29 @@ class Queries:
         begun = [len(text) - len(batch.prompts[q]) for q, text in zip(batch.group[rows].tolist(), texts)]  # n
         left = self.s.max_new_tokens - torch.tensor(begun)  # (n,) of the limit, in which replies count, too
         excluded = batch.tokens[rows, positions].repeat_interleave(k) if other else None  # (n * k,)
-        samples, grades = generate_and_grade(self.policy, asked, uniforms[..., : left.max()].flatten(0, 1), prefixes,
-                                             self.grade, limit=left.repeat_interleave(k), excluded=excluded)
+        samples, grades = continue_and_grade(self.policy, asked, prefixes, uniforms[..., : left.max()].flatten(0, 1),
+                                             left.repeat_interleave(k), excluded, self.grade)
         self.tokens_sampled += int(samples.mask.sum())
         # A text that begins another one is not read separately, so it doesn't count.
         self.tokens_read += sum(map(len, distinct_texts(texts)[0])) + sum(
             tokens_reread(texts[i // k], replies) for i, replies in enumerate(samples.before))
         return torch.tensor([grade["reward"] for grade in grades], dtype=torch.float64).view(-1, k)
+
+
+def continue_and_grade(policy: Policy, puzzles: list, prefixes: list[list[int]], uniforms: Tensor, limit: Tensor,
+                       excluded: Tensor | None, grade: Callable) -> tuple[Samples, list[dict[str, float]]]:
+    """Sample B responses, B / Q to each of Q puzzles that begin with its prefix, and grade them as a whole.
+
+    uniforms (B, T): the random number behind each new token. limit (B,): the most new tokens each may get, replies
+    included. excluded (B,): a token that may not be the first new one. The samples have the new tokens alone.
+    """
+    asked, G = [*zip(puzzles, prefixes)], len(uniforms) // len(puzzles)
+    found = shared(partial(respond, policy), asked, uniforms=uniforms, limit=limit, excluded=excluded)
+    samples = checked(policy, found)
+    tokens = [prefixes[i // G] + new for i, new in enumerate(tokens_of(samples))]  # B
+    before = [replies(policy, *asked[i // G]) | {len(prefixes[i // G]) + t: said for t, said in new.items()}
+              for i, new in enumerate(samples.before)]
+    return samples, decode_and_grade(policy, puzzles, tokens, before, grade)[1]
 
 
 # ------------------------------------------------------------------------------------------- readers of one question

@@ -32,7 +32,7 @@ from plumbing.model_folder import LLAMA3, check_folder, config_values, read_weig
 SCORES_AT_ONCE = 2**24  # attention scores that are computed at once, at most
 PROBABILITIES_KEPT = 2**25  # bytes of attention probabilities in a layer; the backward pass computes more of them again
 LOGITS_KEPT = 2**28  # bytes of logits that are kept for the backward pass; those of a longer list are computed again
-NOWHERE = 2**62  # the position of a column without a token: after everything
+NOWHERE = 2**62  # the position of a column without a token: after every token, so that none sees it
 ARCHITECTURES = {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM"}
 
 
@@ -99,7 +99,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
 
     q (R, H, S, d), k and v (R, K, C, d). bias (R, 1, S, C) is 0 where a token sees a column, else -inf.
     """
-    if q.is_cuda and q.shape[2] > 1:
+    if q.is_cuda and q.shape[2] > 1:  # for one new token a row it is not worth the copies of k and v
         return attention_on_gpu(q, k, v, bias)
     scores = q.shape[1] * bias[0].numel()  # of a row
     rows, kept = max(1, SCORES_AT_ONCE // max(1, scores)), len(q) * scores * q.itemsize
@@ -165,16 +165,16 @@ class Layer(nn.Module):
         self.down = nn.Parameter(torch.zeros(D, c.intermediate_size))
         self.qkv_adapter = self.o_adapter = self.gate_up_adapter = self.down_adapter = None  # lora.py may set them
 
-    def forward(self, x: Tensor, turn: tuple[Tensor, Tensor], bias: Tensor, extend: Callable) -> Tensor:
-        """x (R, S, D) -> (R, S, D). turn: cos and sin, see `rotate`; bias: see `attention`; extend(k, v): see Cache."""
-        q, k, v = self.heads(x, turn)  # (R, H, S, d), (R, K, S, d), (R, K, S, d)
+    def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor], bias: Tensor, extend: Callable) -> Tensor:
+        """x (R, S, D) -> (R, S, D). rotation: cos and sin, see `rotate`; bias: see `attention`; extend(k, v): see Cache."""
+        q, k, v = self.heads(x, rotation)  # (R, H, S, d), (R, K, S, d), (R, K, S, d)
         out = attention(q, *extend(k, v), bias)  # (R, H, S, d)
         x = x + product(out.transpose(1, 2).flatten(2), self.o, None, self.o_adapter)
         x_2 = rms_norm(x, self.norm_2, self.eps)  # (R, S, D)
         gate, up = product(x_2, self.gate_up, None, self.gate_up_adapter).chunk(2, dim=-1)
         return x + product(F.silu(gate) * up, self.down, None, self.down_adapter)
 
-    def heads(self, x: Tensor, turn: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    def heads(self, x: Tensor, rotation: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """q (R, H, S, d), k and v (R, K, S, d) of x (R, S, D). q and k are rotated."""
         x_1 = rms_norm(x, self.norm_1, self.eps)  # (R, S, D)
         qkv = product(x_1, self.qkv, self.qkv_bias, self.qkv_adapter)  # (R, S, (H + 2 K) d)
@@ -182,7 +182,7 @@ class Layer(nn.Module):
         if self.q_norm is not None:
             q, k = qk.split((self.H, self.K), dim=1)
             qk = torch.cat((rms_norm(q, self.q_norm, self.eps), rms_norm(k, self.k_norm, self.eps)), dim=1)
-        return *rotate(qk, *turn).split((self.H, self.K), dim=1), v
+        return *rotate(qk, *rotation).split((self.H, self.K), dim=1), v
 
 
 class Qwen2(nn.Module):
@@ -191,7 +191,7 @@ class Qwen2(nn.Module):
     def __init__(self, config: Config):
         super().__init__()
         self.config = config
-        self.real_vocab = config.vocab_size  # train.py sets it to the tokenizer's size: rows above are never sampled
+        self.real_vocab = config.vocab_size  # start.py sets it to the tokenizer's size: rows above are never sampled
         self.temperature = 1.0  # divides the logits, so the policy is softmax(logits / temperature)
         self.checkpoint_activations = False  # True: the backward pass recomputes each layer, to save memory
         V, D = config.vocab_size, config.hidden_size
@@ -207,14 +207,15 @@ class Qwen2(nn.Module):
         """
         position = cache.next_positions(tokens.shape[1])  # (R, S) of the new tokens in the texts of their rows
         angle = position[:, None, :, None].float() * self.frequency  # (R, 1, S, d / 2)
-        x, turn = F.embedding(tokens, self.embedding), (angle.cos(), angle.sin())  # (R, S, D)
+        x, rotation = F.embedding(tokens, self.embedding), (angle.cos(), angle.sin())  # (R, S, D)
         bias = cache.bias(position) if bias is None else bias  # (R, 1, S, C + S)
         for i, layer in enumerate(self.layers):
+            # Columns are counted now: the backward pass may compute the layer again when the cache has grown.
             extend = partial(cache.extend, i, cache.columns)
             if self.checkpoint_activations and torch.is_grad_enabled():
-                x = checkpoint(layer, x, turn, bias, extend, use_reentrant=False, preserve_rng_state=False)
+                x = checkpoint(layer, x, rotation, bias, extend, use_reentrant=False, preserve_rng_state=False)
             else:
-                x = layer(x, turn, bias, extend)  # (R, S, D)
+                x = layer(x, rotation, bias, extend)  # (R, S, D)
         cache.advance(position)
         return rms_norm(x, self.norm, self.config.rms_norm_eps)
 
@@ -286,16 +287,23 @@ class Cache:
         self.position, self.length = torch.cat((self.position, own), dim=1), self.length + S
         self.columns, self.room = self.columns + S, max(0, self.room - S)
 
-    def rows(self, index: Tensor, length: Tensor | None = None, room: int = 0) -> Self:
-        """A new cache, whose rows go on after rows index (B,) of this one, or after the first tokens of these, length
-        (B,); with gradient. room: columns that `extend` fills without a copy of what is there, then without gradient.
-        """
-        new, new.room = copy(self), room
-        new.keys, new.values = ([F.pad(x.index_select(0, index), (0, 0, 0, room)) for x in side]
-                                for side in (self.keys, self.values))
-        new.position, new.length = self.position[index], self.length[index] if length is None else length
-        new.position = new.position.where(new.position < new.length[:, None], NOWHERE)  # (B, columns)
+    def rows(self, index: Tensor) -> Self:
+        """A new cache of B rows, each of which goes on after row index (B,) of this one; with gradient."""
+        new = copy(self)
+        new.keys, new.values = ([x.index_select(0, index) for x in side] for side in (self.keys, self.values))
+        new.position, new.length = self.position[index], self.length[index]
         return new
+
+    def forget_after(self, length: Tensor) -> None:
+        """Let each row go on after its first tokens, length (R,). The columns of the others stay, but nobody sees them.
+        """
+        self.length = length
+        self.position = self.position.where(self.position < length[:, None], NOWHERE)  # (R, columns)
+
+    def reserve(self, room: int) -> None:
+        """Make room for as many columns, which `extend` then fills in place: for sampling, without gradient."""
+        self.keys, self.values = ([F.pad(x, (0, 0, 0, room)) for x in side] for side in (self.keys, self.values))
+        self.room = room
 
     def keep(self, running: Tensor) -> Tensor:
         """Drop the rows where running (R,) is False. Returns the old index (count,) of each that stays.
@@ -325,7 +333,7 @@ def token_logprobs(model: Qwen2, states: Tensor, tokens: Tensor) -> Tensor:
     def logprobs(states: Tensor, tokens: Tensor) -> Tensor:
         return model.logits(states).log_softmax(-1).gather(1, tokens[:, None])[:, 0]
 
-    size = max(1, LOGITS_KEPT // (model.real_vocab * states.itemsize))  # tokens
+    size = max(1, LOGITS_KEPT // (4 * model.real_vocab))  # tokens; 4 bytes each, in float32
     if len(tokens) <= size:
         return logprobs(states, tokens)
     return torch.cat([checkpoint(logprobs, *part, use_reentrant=False, preserve_rng_state=False)

@@ -1,7 +1,7 @@
 """Rollout: puzzles -> prompts -> sampled tokens -> text -> grades, gathered in the batch that credit functions read.
 
 `generate` of sampler.py samples tokens. Here they become graded responses: those of a training step (`rollout`, which
-returns a TokenBatch), of an evaluation, and the continuations that VinePPO asks for (`generate_and_grade`).
+returns a TokenBatch), and those of an evaluation (`generate_and_grade`).
 
 Alphabet: Q puzzles, G responses to each, B = Q G responses, T tokens of the longest response. `s` is the Settings. The
 task is a module such as countdown_task.py; the code here knows nothing of Countdown.
@@ -9,15 +9,16 @@ task is a module such as countdown_task.py; the code here knows nothing of Count
 Run it:  python train.py --mitigation none
 """
 from dataclasses import dataclass, field
+from functools import partial
 from types import ModuleType
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable, NamedTuple, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from plumbing.chat import chat_tokens
-from plumbing.processes import share_rows
+from plumbing.processes import shared
 from plumbing.progress import Progress
 from plumbing.task_file import check_grade, check_pieces, check_roles, tossing
 from plumbing.tokenizer import Tokenizer
@@ -25,9 +26,9 @@ from qwen2_model import Qwen2
 from sampler import Replies, Samples, generate
 from settings import Settings
 from tasks.text import fingerprint
-from turns import context, decode, play, replies, reply, with_replies
+from turns import decode, respond, with_replies
 
-EVALUATION = "evaluation"  # stands for the step, where the random numbers of evaluation are drawn
+EVALUATION = "evaluation"  # instead of a step, for the random numbers of an evaluation
 
 
 @dataclass
@@ -44,9 +45,9 @@ class TokenBatch:
     mask: Tensor  # (B, T) bool, True on sampled tokens (the end token included), False on padding
     logprob: Tensor  # (B, T) log pi(token), recorded while sampling
     entropy: Tensor  # (B, T) entropy of the sampling distribution, nats
-    logit_grad: Tensor  # (B, T) ||onehot - p||, the size of the gradient of log pi in logit space
+    logit_grad: Tensor  # (B, T) ||onehot - p||, the size of the gradient of log pi in logit space, which is logged
     ended: Tensor  # (B,) bool, False where the token limit cut the response off
-    before: Replies  # per response, by column t: the tokens of the environment's reply that stand before it
+    before: Replies  # B dicts, {} in a single turn: before[i][t] are the tokens of the reply before column t
     reward: Tensor  # (B,) float64 "reward" of the task's `grade`, or a coin toss (--reward random)
     success: Tensor  # (B,) its "answer": 1 where that is right (or the coin shows heads), else 0
     format: Tensor  # (B,) its "format": how much of the requested layout it has, from 0 to 1
@@ -81,8 +82,8 @@ def group_mean(values: Tensor) -> Tensor:
 
 
 def responses(batch: TokenBatch, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Of the responses rows (b,), what the model reads: each one's prompt, all tokens, and which of them were sampled,
-    (b, S), S = T without replies."""
+    """What the model reads of the responses rows (b,): the number of each one's prompt (b,), what follows the prompt
+    (b, S), and whether that was sampled (b, S). In a single turn these are tokens and mask, and S = T."""
     before = [batch.before[i] for i in rows.tolist()]
     return batch.group[rows], *with_replies(batch.tokens[rows], batch.mask[rows], before)
 
@@ -97,9 +98,9 @@ class Policy(NamedTuple):
     reference: Qwen2 | None = None  # a frozen copy of the start model, where the credit function or --kl needs it
 
     def prompt(self, puzzle: Any) -> list[int]:
-        """The tokens of a puzzle's prompt. The task returns its text, or a tuple of pieces: the task's own words and
-        foreign text, such as a question from a data file, by turns. A control token in foreign text, such as
-        <|im_end|>, is encoded as plain characters.
+        """The tokens of a puzzle's prompt. The task returns messages, or text, or a tuple of pieces: the first, third,
+        ... are its own words, the others foreign text, such as a question from a data file. A control token in foreign
+        text, such as <|im_end|>, is encoded as plain characters.
         """
         found = self.task.prompt(puzzle, self.tokenizer.chat)
         if isinstance(found, list):  # messages
@@ -149,7 +150,7 @@ def draw_uniforms(seed: int, step: int | str, Q: int, G: int, length: int) -> Te
 def token_batch(policy: Policy, puzzles: list, samples: Samples, s: Settings, step: int) -> TokenBatch:
     """Decode and grade the samples of a step. (`compare` of grpo.py adds the advantage, the step adds `ask`.)"""
     (B, T), Q, device, task = samples.tokens.shape, len(puzzles), samples.tokens.device, policy.task
-    decoded, grades = decode_and_grade(policy, puzzles, samples, [[]] * Q, grader(task, s, step))
+    decoded, grades = decode_and_grade(policy, puzzles, tokens_of(samples), samples.before, grader(task, s, step))
     role, in_answer = np.zeros((B, T), np.int8), np.zeros((B, T), bool)  # (B, T) each
     for i, (text, spans) in enumerate(decoded):
         role[i, : len(spans)], in_answer[i, : len(spans)] = check_roles(task.roles(text, spans), len(spans))
@@ -170,54 +171,48 @@ def token_batch(policy: Policy, puzzles: list, samples: Samples, s: Settings, st
 # --------------------------------------------------------------------------------------------- graded responses
 
 
-def generate_and_grade(policy: Policy, puzzles: list, uniforms: Tensor, prefixes: list[list[int]] | None = None,
-                       grade: Callable | None = None, **options) -> tuple[Samples, list[dict[str, float]]]:
-    """Sample B responses, and grade each as a whole, its prefix included; grade: instead of the task's. The rest: see
-    `sample`."""
-    samples = sample(policy, puzzles, uniforms, prefixes, **options)
-    grade = grade or policy.task.grade
-    return samples, decode_and_grade(policy, puzzles, samples, prefixes or [[]] * len(puzzles), grade)[1]
+def generate_and_grade(policy: Policy, puzzles: list, uniforms: Tensor, greedy: bool = False,
+                       watch: Callable | None = None) -> tuple[Samples, list[dict[str, float]]]:
+    """Sample B responses to Q puzzles, see `sample`, and let the task grade them."""
+    samples = sample(policy, puzzles, uniforms, greedy, watch)
+    return samples, decode_and_grade(policy, puzzles, tokens_of(samples), samples.before, policy.task.grade)[1]
 
 
-def sample(policy: Policy, puzzles: list, uniforms: Tensor, prefixes: list[list[int]] | None = None,
-           limit: Tensor | None = None, excluded: Tensor | None = None, greedy: bool = False,
+def sample(policy: Policy, puzzles: list, uniforms: Tensor, greedy: bool = False,
            watch: Callable | None = None) -> Samples:
-    """Sample B responses, one per row of uniforms (B, T), B / Q to each of Q puzzles. Several processes share the puzzles,
-    and each of them returns all samples.
+    """Sample B responses, one for each row of random numbers (B, limit), B / Q to each of Q puzzles.
 
-    prefixes: for each puzzle, the sampled tokens that its responses begin with, which are no part of the samples;
-    replies follow from them. limit (B,): the most new tokens each may get, replies included. excluded (B,): a token that
-    may not be the first new one. greedy, watch: see `generate`.
+    greedy, watch: see `generate`. Several processes share the puzzles, and each of them returns all samples.
     """
-    Q, prefixes, device = len(puzzles), prefixes or [[]] * len(puzzles), policy.model.norm.device
-    by_puzzle = [None if x is None else x.unflatten(0, (Q, -1)) for x in (uniforms, limit, excluded)]  # (Q, G, ...)
+    if hasattr(policy.task, "reply"):  # several turns
+        asked, answer = [(puzzle, []) for puzzle in puzzles], partial(respond, policy)
+    else:
+        asked = [policy.prompt(puzzle) for puzzle in puzzles]
+        answer = partial(generate, policy.model, end_tokens=policy.tokenizer.end_tokens)
+    return checked(policy, shared(partial(answer, greedy=greedy, watch=watch), asked, uniforms=uniforms))
 
-    def sample_some(mine: list[int]) -> Samples:
-        """The samples of some puzzles."""
-        u, own_limit, own_excluded = (None if x is None else x[mine].flatten(0, 1) for x in by_puzzle)
-        prompts = [context(policy, puzzles[q], prefixes[q]) for q in mine]
-        given = (policy.model, prompts, u, policy.tokenizer.end_tokens, own_limit, own_excluded, greedy, watch)
-        if not hasattr(policy.task, "reply"):
-            return generate(*given)
-        asked = [q for q in mine for _ in range(len(u) // len(mine))]  # the puzzle of each row
-        return play(*given, lambda row, tokens: reply(policy, puzzles[asked[row]], prefixes[asked[row]] + tokens))
 
-    samples = Samples(*share_rows(list(range(Q)), sample_some, device))
-    if not samples.logprob.isfinite().all():  # all processes hold the same samples, so all of them raise
+def checked(policy: Policy, fields: Sequence) -> Samples:
+    """The samples, on the model's device. (All processes hold the same, so all of them raise.)"""
+    device = policy.model.norm.device
+    samples = Samples(*(x.to(device) if isinstance(x, Tensor) else x for x in fields))
+    if not samples.logprob.isfinite().all():
         raise FloatingPointError("the model's logits are not finite: its weights are broken, or --lr is too high")
     return samples
 
 
-def decode_and_grade(policy: Policy, puzzles: list, samples: Samples, prefixes: list[list[int]],
+def tokens_of(samples: Samples) -> list[list[int]]:
+    """The tokens of each of B responses, without padding."""
+    return [row[:length] for row, length in zip(samples.tokens.tolist(), samples.mask.sum(1).tolist())]
+
+
+def decode_and_grade(policy: Policy, puzzles: list, tokens: list[list[int]], before: Replies,
                      grade: Callable) -> tuple[list[tuple[str, list]], list[dict[str, float]]]:
-    """Text with token spans, and grades, of each of B responses, its puzzle's prefix included."""
-    lengths, G = samples.mask.sum(1).tolist(), len(samples.tokens) // len(puzzles)
+    """Text with token spans, and grades, of each of B responses, given as its tokens and the replies before these."""
     several_turns, decoded, grades = hasattr(policy.task, "reply"), [], []
-    for i, (row, length, own) in enumerate(zip(samples.tokens.tolist(), lengths, samples.before)):
-        puzzle, prefix = puzzles[i // G], prefixes[i // G]
-        tokens = prefix + row[:length]
-        before = replies(policy, puzzle, prefix) | {len(prefix) + t: said for t, said in own.items()}
-        text, spans, turns = decode(policy, tokens, before)
+    for i, (own, replies) in enumerate(zip(tokens, before)):
+        puzzle = puzzles[i * len(puzzles) // len(tokens)]
+        text, spans, turns = decode(policy, own, replies)
         decoded.append((text, spans))
         grades.append(check_grade(grade(text, puzzle, turns) if several_turns else grade(text, puzzle)))
     return decoded, grades

@@ -48,7 +48,7 @@ class Samples(NamedTuple):
     entropy: Tensor  # (B, T) entropy of pi before the token, nats
     logit_grad: Tensor  # (B, T) ||onehot - p||: norm of the gradient of log pi in the logits / temperature
     ended: Tensor  # (B,) bool, False where the token limit cut the response off
-    before: Replies  # B, replies to turns; of these an empty reply is one, too
+    before: Replies  # B, what the environment said between the tokens of each, see turns.py; {} in a single turn
 
 
 # ------------------------------------------------------------------------------------------------- sampling
@@ -124,8 +124,9 @@ def generate(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_token
     # A tenth faster than no_grad. Autograd refuses tensors that were made inside, so what is returned was made above.
     with torch.inference_mode():
         rows = torch.arange(B, device=device)  # (B',) the response that each running row writes
-        cache, token = read_prompts(model, prompts)
-        cache, token = cache.rows(rows // G, room=T), token[rows // G]  # of B' rows, (B',)
+        read, last = read_prompts(model, prompts)
+        cache, token = read.rows(rows // G), last[rows // G]  # of B' rows, (B',)
+        cache.reserve(T)
         reader = model
         if device.type in REPLAYED_ON:  # a GPU waited for Python, and was 2.4 times slower
             reader = cache = Replayed(model, cache)
@@ -175,8 +176,11 @@ def read_prompts(model: Qwen2, prompts: list[list[int]]) -> tuple[Cache, Tensor]
     tokens = pad_sequence([torch.tensor(text) for text in texts], batch_first=True).to(model.norm.device)  # (texts, P)
     cache = Cache(model, len(texts))
     model.hidden(tokens[:, :-1], cache)
-    text, place = torch.tensor([text_of, [len(prompt) - 1 for prompt in prompts]], device=tokens.device)  # (Q,) each
-    return cache.rows(text, place), tokens[text, place]
+    text = torch.tensor(text_of, device=tokens.device)  # (Q,)
+    last = torch.tensor([len(prompt) - 1 for prompt in prompts], device=tokens.device)  # (Q,) the place of a last token
+    cache = cache.rows(text)
+    cache.forget_after(last)
+    return cache, tokens[text, last]
 
 
 # --------------------------------------------------------------------------------------------- finished responses
@@ -186,36 +190,25 @@ class Part(NamedTuple):
     """Of b responses, r that have about the same length, as the model reads them."""
 
     rows: Tensor  # (r,) which of the b they are
-    inputs: Tensor  # (r, S) the prompt's last token, then the response's own tokens but for the last
+    inputs: Tensor  # (r, S) the prompt's last token, then what follows it, but for the very last token
     cache: Cache  # of r rows, which have read their prompts
     sampled: Tensor  # (r, S) whether the token that a state predicts was sampled: not so in a reply, nor in padding
     tokens: Tensor  # (n,) these sampled tokens, row by row
 
 
-def read_in_parts(model: Qwen2, prompts: list[list[int]], prompt_of: Tensor, tokens: Tensor, sampled: Tensor,
-                  at_once: int = 16, separately: bool = False) -> Iterator[Part]:
-    """b responses to prompts prompt_of (b,), at most at_once of them in a part.
+def parts_of(cache: Cache, last: Tensor, prompt_of: Tensor, tokens: Tensor, sampled: Tensor,
+             at_once: int) -> Iterator[Part]:
+    """b responses, ready for the model, at most at_once of like length in a part. Padding is hardly read.
 
-    tokens (b, S): all that follows the prompt. sampled (b, S): True where the policy sampled it, False in replies and
-    in padding. separately: the caller computes a part's gradient before it takes the next part. Then each part is a
-    graph of its own, which is gone before the next one is made. The prompts get their gradient at the end, when they
-    are read again.
+    cache, last (Q,): what `read_prompts` returned. prompt_of (b,): the prompt of each response. tokens (b, S): what
+    follows the prompt. sampled (b, S): True where the policy sampled it, False in replies and in padding.
     """
-    asked, prompt_of = prompt_of.unique(return_inverse=True)
-    prompts = [prompts[q] for q in asked.tolist()]
-    with torch.set_grad_enabled(torch.is_grad_enabled() and not separately):
-        cache, last = read_prompts(model, prompts)
-    read = [x.requires_grad_() for x in (*cache.keys, *cache.values)] if separately else []
     inputs = torch.cat((last[prompt_of, None], tokens[:, :-1]), dim=1)  # (b, S)
-    length = (sampled * torch.arange(1, 1 + sampled.shape[1], device=sampled.device)).amax(1)  # (b,)
+    length = (sampled * torch.arange(1, 1 + sampled.shape[1], device=sampled.device)).amax(1)  # (b,) last sampled token
     for rows in of_like_length(length, at_once):
         S = int(length[rows[0]])
         own = sampled[rows, :S]  # (r, S)
         yield Part(rows, inputs[rows, :S], cache.rows(prompt_of[rows]), own, tokens[rows, :S][own])
-    for i in range(0, len(prompts), at_once) if separately else ():
-        again = read_prompts(model, prompts[i : i + at_once])[0]
-        torch.autograd.backward([*again.keys, *again.values],
-                                [x.grad[i : i + at_once, :, : again.columns] for x in read])
 
 
 def of_like_length(length: Tensor, at_once: int) -> list[Tensor]:
@@ -245,10 +238,12 @@ def read_responses(reader: Callable, model: Qwen2, prompts: list[list[int]], pro
     """What a reader finds of each sampled token, (b, S, ...): its t-th of a row in column t, then 0.
 
     A reader is a function such as part_logprobs(model, part, ...), which returns (n, ...). It gets the part's rows of
-    each tensor of per_row (b, ...), too. The other arguments are those of `read_in_parts`.
+    each tensor of per_row (b, ...), too. prompt_of (b,): the prompt of each. The other arguments: see `parts_of`.
     """
+    asked, index = prompt_of.unique(return_inverse=True)
+    cache, last = read_prompts(model, [prompts[q] for q in asked.tolist()])
     found = None
-    for part in read_in_parts(model, prompts, prompt_of, tokens, sampled, at_once):
+    for part in parts_of(cache, last, index, tokens, sampled, at_once):
         values = reader(model, part, *(x[part.rows] for x in per_row))  # (n, ...)
         found = values.new_zeros(*sampled.shape, *values.shape[1:]) if found is None else found  # (b, S, ...)
         row = part.sampled.nonzero()[:, 0]  # (n,)

@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 import analyze
 from lab import heads, pages, statistics
 from lab.gradients import measure as gradients, pretrained, silent
+from lab.original import roles
 from lab.playground import __main__ as playground
 from lab.real import problems
 from lab.speed import benchmark, contestants
@@ -24,8 +25,8 @@ from tasks import guess_task
 from tests.test_pages import ROOT
 
 REFUSED = {
-    analyze: [("", "required: RUN"), ("--steps 3", "--steps"),
-              ("nowhere", "nowhere is not a run folder"), ("--types mine here", "--types")],
+    analyze: [("", "required: RUN"), ("--steps 3", "--steps"), ("nowhere", "nowhere is not a run folder")],
+    roles: [("--types mine here", "--types"), ("here", "--types"), ("--types original", "RUN")],
     gradients: [("--model no/such/model", "no/such/model")],
     ground_truth: [("--model no/such/model", "no/such/model"), ("--data no/such.jsonl", "no/such.jsonl"),
                    ("--questions 1", "--questions must be"), ("--rollouts 0", "--rollouts must be"),
@@ -48,8 +49,8 @@ def test_a_wrong_command_is_refused_in_one_sentence(program, words, said, refusa
     assert said in refusal(program, *words.split())
 
 
-TESTED = {"gradients.measure", "original.attention", "original.part4", "real.report", "real.weights", "rollouts",
-          "rollouts.trl", "study.run", "truth.measure", "truth.score"}  # where their own tests call them
+TESTED = {"gradients.measure", "original.attention", "original.part4", "original.roles", "original.undetached",
+          "real.report", "real.weights", "rollouts", "rollouts.trl", "study.run", "truth.measure", "truth.score"}  # where their own tests call them
 SMALL = {  # the other commands, with their words, and what makes them cheap
     pages: ("", {}), pretrained: ("", {}), silent: ("", {}), turns: ("--tables", {}), values: ("", {}),
     playground: ("--out {}/out.html", {  # test_page.py calls build

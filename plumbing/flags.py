@@ -174,7 +174,7 @@ def check_method_flags(method: Any, found: Arguments, defaults: Settings) -> Non
     if found.settings.normalize != defaults.normalize and not method.is_reweighting:
         fail(f"--mitigation {method.name} is not a reweighting: it takes no --normalize")
     for name in ("advantage", "shaping"):
-        if getattr(found.settings, name) != getattr(defaults, name) and not method.from_advantage:
+        if getattr(found.settings, name, "") != getattr(defaults, name, "") and not method.from_advantage:
             fail(f"--mitigation {method.name} takes no --{name}: if its function reads batch.advantage, write "
                  "@token_credit(from_advantage=True)")
     for name, value in found.hyper_parameters.items():

@@ -81,14 +81,19 @@ def share_out(items: list, work: Callable[[list], list]) -> list:
     return gather(work(mine) if mine else [])
 
 
-def share_rows(items: list, work: Callable[[list], tuple], device: torch.device) -> tuple | list:
-    """As share_out, where `work` returns tensors and tuples that have equally many rows for each item. Tensors (rows, T)
-    are padded on the right to the longest T."""
-    if world()[1] == 1:
-        return work(items)
+def shared(function: Callable, items: list, **rows: Tensor | None) -> tuple | list:
+    """function(items, **rows) -> tensors and tuples, with the items shared among all processes; all of them get all.
 
-    def by_item(mine: list) -> list[list]:
-        found = work(mine)
+    Arguments (rows is None, or has as many for each item) and results have equally many rows for each item. Results
+    (rows, T) are padded on the right to the longest T.
+    """
+    if world()[1] == 1:
+        return function(items, **rows)
+
+    def by_item(mine: list[int]) -> list[list]:
+        own = {name: None if x is None else x.unflatten(0, (len(items), -1))[mine].flatten(0, 1)
+               for name, x in rows.items()}
+        found = function([items[i] for i in mine], **own)
         size = len(found[0]) // len(mine)  # copies, because a view would carry all rows to another process
         return [[x[i : i + size].cpu().clone() if isinstance(x, Tensor) else x[i : i + size] for x in found]
                 for i in range(0, size * len(mine), size)]
@@ -97,9 +102,9 @@ def share_rows(items: list, work: Callable[[list], tuple], device: torch.device)
         if isinstance(field[0], tuple):
             return sum(field, ())
         rows = [row for x in field for row in x]
-        return pad_sequence(rows, batch_first=True).to(device) if rows[0].dim() else torch.stack(rows).to(device)
+        return pad_sequence(rows, batch_first=True) if rows[0].dim() else torch.stack(rows)
 
-    return [joined(field) for field in zip(*share_out(items, by_item))]
+    return [joined(field) for field in zip(*share_out(list(range(len(items))), by_item))]
 
 
 def gather(results: list) -> list:

@@ -10,10 +10,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import tokenizers
 import torch
 
 import analyze
+from analyze import read_log
 from plumbing import comparison, report, run_folder, runs
 from plumbing.files import checksum
 from plumbing.metrics import COLUMNS, write_credit_log
@@ -73,11 +73,6 @@ def call(monkeypatch, capsys):
         analyze.main()
         return capsys.readouterr().out
     return said
-
-
-def read_log(run):
-    """The credit log as analyze.py reads it."""
-    return analyze.read_log(run, runs.read_metrics(run))
 
 
 def credit_table(run, tokenizer, title):
@@ -169,24 +164,6 @@ def test_the_table_of_a_credit_functions_own_numbers(run, tokenizer):
     write_metrics(run)
     with pytest.raises(ValueError, match="step-000002.npz has no mine"):
         read_log(run)
-
-
-def test_types_as_the_original_counts_them(run):
-    """Guards against end tokens that stay a type of their own, positions that change, and a space inside a word."""
-    assert read_log(run)["role"].tolist() == [0, 2, 0, 1, 1, 2] * 2
-    theirs = analyze.read_log(run, runs.read_metrics(run), "original")
-    assert theirs["role"].tolist() == [0, 0, 0, 1, 1, 0] * 2
-    assert analyze.summarize(run, "original")["contribution, filler / reasoning"] == pytest.approx(
-        ((1 + 0.5 + 1 + 0) / 4) / (2.125 / 2))
-
-
-def test_lone_spaces_are_left_out_of_their_type_alone(tmp_path):
-    """Guards against a space with a word or a digit in its token, and one that vanishes from the other tables."""
-    library = tokenizers.Tokenizer(tokenizers.models.BPE({"Ġ": 0, "Ġ5": 1, "a": 2, "ĠĠ": 3, "<|im_end|>": 4}, []))
-    library.add_special_tokens(["<|im_end|>"])
-    library.save(str(tmp_path / "tokenizer.json"))
-    log = {"token": np.array([0, 1, 2, 3, 0]), "role": np.array([0, 1, 0, 0, 2])}
-    assert analyze.count_types(log, tmp_path, "no_spaces")["role"].tolist() == [-1, 1, 0, 0, -1]
 
 
 def test_errors_are_clustered_by_puzzle(run, tokenizer, monkeypatch):
@@ -327,7 +304,7 @@ def test_a_log_without_training_is_analyzed(run, call, figures):
     assert [axis.get_title() for axis in figures[0].axes] == ["Reward", "Tokens a response", "Contribution"]
     assert figures[0].axes[0].lines[0].get_ydata().tolist() == [-0.25, 0] and figures[0].axes[0].get_ylim()[0] == -0.25
     assert "nan" not in text and "| 12 | 100.0% |" in " ".join(text.split())
-    summary = analyze.summarize(run)
+    summary = analyze.summarize(run, read_log(run))
     assert summary["curve"] == {} and math.isnan(summary["end"]) and math.isnan(summary["area"])
     other = shutil.copytree(run, run.parent / "other", ignore=shutil.ignore_patterns("analysis"))
     (other / "config.json").write_text(json.dumps(config("none", seed=1)))

@@ -269,8 +269,6 @@ LN2 = math.log(2)
 @pytest.mark.parametrize("name, options, weights", [
     ("outcome_conditional", {}, [[0.5, 0.5, 1], [1, 1]]),  # without an answer: plain GRPO
     ("inverse_logprob", {}, [[1 / 0.1, 1 / (LN2 + 0.1), 1 / (2 * LN2 + 0.1)], [1 / (LN2 + 0.1), 1 / 0.1]]),
-    ("inverse_logprob", {"detach": False, "epsilon": 0.5}, [[2, 0.5 / (LN2 + 0.5) ** 2, 0.5 / (2 * LN2 + 0.5) ** 2],
-                                                            [0.5 / (LN2 + 0.5) ** 2, 2]]),  # d/dl of l / (|l| + 0.5)
     ("advantage_reweighting", {}, [[1, 0.9, 0.85], [0.9, 1]]),
     ("advantage_reweighting", {"alpha": 0.8}, [[1, 0.6, 0.4], [0.6, 1]]),
     ("entropy_weighted", {}, [[3 / 7, 6 / 7, 12 / 7], [4 / 3, 2 / 3]]),  # exp(H) is 1, 2, 4 and 2, 1

@@ -13,6 +13,7 @@ import torch
 import countdown_task
 import queries
 import rollout
+import turns
 from countdown_task import Puzzle, format_reward, roles
 from grpo import compare
 from methods.heads import Critic
@@ -110,8 +111,8 @@ def test_training_puzzles_depend_on_seed_and_step_alone():
 
 def test_broken_weights_are_one_sentence(policy, monkeypatch):
     """Guards against a step of NaN, whose cause shows many steps later. One broken response of three is enough."""
-    def broken(*arguments):
-        samples = generate(*arguments)
+    def broken(*arguments, **named):
+        samples = generate(*arguments, **named)
         samples.logprob[1, 0] = float("nan")
         return samples
 
@@ -195,8 +196,8 @@ def test_rollouts_do_not_depend_on_how_many_are_sampled_together(hashed, monkeyp
     cuts = torch.zeros_like(batch.mask)
     cuts[[0, 0, 0, 1, 3, 3, 3], [1, 7, 20, 3, 0, 12, batch.mask[3].sum() - 1]] = True
     assert batch.mask[cuts].all()
-    results, calls, generate = [], [], rollout.generate
-    monkeypatch.setattr(rollout, "generate", lambda *arguments: (calls.append(1), generate(*arguments))[1])
+    results, calls = [], []
+    monkeypatch.setattr(turns, "generate", lambda *arguments: (calls.append(1), generate(*arguments))[1])
     for rows, chunks in ((768, 1), (9, 3), (2, 7)):  # seven cuts, three continuations each; at least one cut at a time
         monkeypatch.setattr(queries, "ROWS_AT_ONCE", rows)
         calls.clear()

@@ -361,7 +361,7 @@ def test_continuations_read_replies_and_get_them(monkeypatch):
     """Guards against a prefix without its replies, a limit that forgets them, and turns that are counted anew."""
     policy, batch, s = played(4, 4)
     calls, grade = [], guess_task.grade
-    monkeypatch.setattr("rollout.play", lambda model, prompts, uniforms, ends, limit, *others: (
+    monkeypatch.setattr("turns.play", lambda model, prompts, uniforms, ends, limit, *others: (
         calls.append((prompts, limit)), play(model, prompts, uniforms, ends, limit, *others))[1])
     graded = []
     batch.ask.grade = lambda text, puzzle, turns: graded.append((text, turns)) or grade(text, puzzle, turns)
@@ -488,8 +488,7 @@ def test_the_credit_log_has_turns_and_replies(stored):
 def test_replies_are_grey_in_pictures(tmp_path, figures):
     """Guards against a reply of another step or response, and one that is coloured like a token without credit."""
     run(tmp_path / "r", "--steps", 3)
-    metrics, tokenizer = analyze.read_metrics(tmp_path / "r"), Tokenizer(GUESS)
-    log = analyze.read_log(tmp_path / "r", metrics)
+    log, tokenizer = analyze.read_log(tmp_path / "r"), Tokenizer(GUESS)
     shown = analyze.add_replies(log)
     for response in range(36):
         step, within = 1 + response // 12, response % 12

@@ -7,7 +7,6 @@ import pytest
 from analyze import read_log, with_measures
 from lab.real import report, twenty
 from plumbing.comparison import Run
-from plumbing.runs import read_metrics
 from tests.test_analyze import make_run
 
 
@@ -81,7 +80,7 @@ def test_what_is_published_of_a_run_is_its_log_and_its_metrics(tmp_path, monkeyp
     run = make_run(tmp_path / "run", 0.75, steps=3, mitigation="none")
     monkeypatch.setattr(sys, "argv", ["report.py", "--publish", str(run), str(tmp_path / "data")])
     report.main()
-    published, log = with_measures(dict(np.load(tmp_path / "data" / "credit.npz"))), read_log(run, read_metrics(run))
+    published, log = with_measures(dict(np.load(tmp_path / "data" / "credit.npz"))), read_log(run)
     assert published.keys() == log.keys() - {*report.UNPUBLISHED} and log["step"].max() == 3
     assert all(np.array_equal(published[name], log[name]) for name in published)
     assert (tmp_path / "data" / "metrics.csv").read_bytes() == (run / "metrics.csv").read_bytes()

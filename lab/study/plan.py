@@ -64,6 +64,13 @@ CONCLUSION = "outcome_conditional --think_discount 0.5"
 THEIR_INVERSE = "inverse_logprob --epsilon 0.1 --detach false --normalize none"
 
 
+def today(command: str) -> str:
+    """A command without the flags that train.py no longer has, and that rows are still named after: one measured each
+    step's length, the other is a credit function of lab/original."""
+    undetached = "-m lab.original.undetached --mitigation inverse_undetached --epsilon 0.1 --normalize none"
+    return command.replace(" --step_length true", "").replace(f"train.py --mitigation {THEIR_INVERSE}", undetached)
+
+
 def at(rate: float, *listed: str) -> tuple[str, ...]:
     """The flags of runs at a learning rate. (The last flag is part of their names alone: see run.py.)"""
     return tuple(f"{flags} --lr {rate:.3g} --step_length true" for flags in listed)

@@ -40,10 +40,11 @@ import train
 from analyze import position_bins, read_log, summarize
 from countdown_task import solutions, universe
 from lab import quiet
+from lab.original.undetached import registered
 from lab.statistics import spread_within
 from lab.study.engine import COSTS, FIRST, read_rows, write_rows
 from lab.study.pictures import write_study
-from lab.study.plan import COUNTED, HARD, LEVELS, PARTS, PRETRAINED, RUNS, VERSION
+from lab.study.plan import COUNTED, HARD, LEVELS, PARTS, PRETRAINED, RUNS, VERSION, today
 from methods import MITIGATIONS
 from plumbing.comparison import NO_DIFFERENCE
 from plumbing.files import read_json, replace_file, write_json
@@ -51,7 +52,7 @@ from plumbing.flags import new_parser
 from plumbing.launch import with_model
 from plumbing.progress import fail, follow, one_sentence
 from plumbing.report import ratio
-from plumbing.runs import is_finished, read_config, read_metrics
+from plumbing.runs import is_finished, read_config
 from plumbing.task_file import load_task
 from rollout import EVALUATION, draw_uniforms, generate_and_grade
 from start import load_policy, parse_flags
@@ -63,8 +64,9 @@ OTHERS = "weights/gsm_symbolic.jsonl"  # of lab/real/problems.py
 
 
 def values_of(flags: str) -> dict:
-    """All settings and hyper-parameters that flags of train.py stand for."""
-    settings, method, *_ = parse_flags(shlex.split(flags))
+    """All settings and hyper-parameters that flags of train.py, or of lab/original's, stand for."""
+    with registered():
+        settings, method, *_ = parse_flags(shlex.split(flags))
     return asdict(with_model(settings)) | method
 
 
@@ -103,14 +105,13 @@ class Experiment(NamedTuple):
         device = "" if self.device == "cpu" else f" --device {self.device}"
         if device and self.level not in PRETRAINED:
             device += " --micro_batch 96"
-        # Runs are still named after a flag that measured each step's length, and that train.py no longer has.
-        flags = self.flags.replace(" --step_length true", "")
-        return (f"python train.py --mitigation {flags}{LEVELS[self.level]} --seed {self.seed} "
-                f"--out {self.folder}{device}")
+        return today(f"python train.py --mitigation {self.flags}{LEVELS[self.level]} --seed {self.seed} "
+                     f"--out {self.folder}{device}")
 
     def next_command(self) -> str:
         """The same, or the one that resumes the run."""
-        return f"python train.py --resume {self.folder}" if self.folder.is_dir() else self.command
+        program = self.command.partition(" --")[0]  # python train.py, or lab/original's
+        return f"{program} --resume {self.folder}" if self.folder.is_dir() else self.command
 
 
 def list_experiments(parts: list[str], levels: list[str], methods: list[str], device: str) -> list[Experiment]:
@@ -142,7 +143,7 @@ def changes(values: dict, defaults: dict) -> str:
 def make_row(e: Experiment) -> dict:
     """The row of a finished run; ValueError for one with other settings, as after a trial."""
     config = read_config(e.folder)
-    if config["command"] != e.command:
+    if config["command"].partition(" --")[2] != e.command.partition(" --")[2]:  # before it may be a module or its path
         raise ValueError(f"{e.folder} was made by another command than the study's: move it away")
     settings, method = config["settings"], config["method"]
     defaults = values_of(f"--mitigation {settings['mitigation']}")
@@ -150,8 +151,9 @@ def make_row(e: Experiment) -> dict:
     unnamed = NO_DIFFERENCE - {"steps", "advantage"} | {"model"} | of_level
     shared = {key: value for key, value in settings.items() if key not in unnamed}
     changed = changes(method | {"normalize": settings["normalize"]}, defaults)
-    log = read_log(e.folder, read_metrics(e.folder))
-    figures = summarize(e.folder, log=log) | spread_within(log["credit"], log["response_id"])
+    name = settings["mitigation"].replace("inverse_undetached", "inverse_logprob detach=False")  # as in older rows
+    log = read_log(e.folder)
+    figures = summarize(e.folder, log) | spread_within(log["credit"], log["response_id"])
     curve, metrics = figures.pop("curve"), figures.pop("metrics")
     cost = np.nancumsum(sum(weight * metrics[name] for name, weight in COSTS.items()))  # (steps + 1,) NaN at the start
     by_step = {"curve": curve, "spent": {step: cost[int(step)] for step in curve}}
@@ -161,8 +163,8 @@ def make_row(e: Experiment) -> dict:
     if e.part in CHECKED:
         figures["others"] = success_on("others", e.folder, e.level)
     return {"run": e.name, "version": VERSION, "part": e.part, "level": e.level,
-            "method": f"{settings['mitigation']} {changed}".strip(), "setting": changes(shared, defaults),
-            "seed": e.seed, "command": config["command"],
+            "method": f"{name} {changed}".strip(), "setting": changes(shared, defaults),
+            "seed": e.seed, "command": e.command,
             **{key: f"{value:.6g}" for key, value in figures.items()},
             **{key: " ".join(f"{step:.0f}:{x:.6g}" for step, x in values.items()) for key, values in by_step.items()}}
 

@@ -18,6 +18,7 @@ import pytest
 import analyze
 from countdown_task import load, read_puzzles, split, universe
 from lab import quiet
+from lab.real import twenty
 from lab.statistics import spread_within
 from lab.study import plan
 from lab.study import run as study
@@ -38,8 +39,9 @@ def test_every_command_is_accepted_and_names_a_folder_of_its_own():
     """Guards against a flag that a method does not take, found hours later, and two runs in one folder."""
     listed = experiments()
     for e in {(e.level, e.flags): e for e in listed}.values():  # one seed of each
-        values = study.values_of(e.command.removeprefix("python train.py"))
-        assert (values["mitigation"], values["seed"]) == (e.flags.split()[0], e.seed)
+        values = study.values_of(e.command[e.command.index("--mitigation") :])
+        name = "inverse_undetached" if e.flags.startswith(plan.THEIR_INVERSE) else e.flags.split()[0]
+        assert (values["mitigation"], values["seed"]) == (name, e.seed)
         assert values["out"] == str(study.RUNS / e.name)
         assert bool(values["data"]) == (e.level in ("hard", "original", "first-countdown"))
         assert (e.table == study.REAL) == (values["dtype"] == "bfloat16")
@@ -133,14 +135,28 @@ def test_a_row_says_what_the_run_was_and_gave(finished):
     run, final = to_run(row), json.loads((finished.folder / "final.json").read_text())
     metrics = read_metrics(finished.folder)
     cost = metrics["tokens_sampled"] + metrics["tokens_read"] + 3 * metrics["tokens_updated"]
-    log = analyze.read_log(finished.folder, metrics)
-    expected = analyze.summarize(finished.folder) | spread_within(log["credit"], log["response_id"]) | {
+    log = analyze.read_log(finished.folder)
+    expected = analyze.summarize(finished.folder, log) | spread_within(log["credit"], log["response_id"]) | {
         "spent": {0: 0, 2: cost[1] + cost[2]}, "version": study.VERSION, "seconds": sum(metrics["seconds"][1:]),
         "pass@16": final["pass@16"], "end": final["heldout_success"]}
     del expected["metrics"]
     assert (run.label, run.setting, run.seed) == (f"{row['method']} {row['setting']}", row["setting"], 3)
     assert not run.is_baseline and run.figures["curve"].keys() == {0, 2}
     assert run.figures == {name: pytest.approx(value, rel=1e-5, abs=1e-12) for name, value in expected.items()}
+
+
+def test_a_run_of_the_undetached_weights_is_named_as_older_ones(finished):
+    """Guards against a command or an arm that no longer goes with the rows of lab/real."""
+    e = study.Experiment("mitigations", "easy", plan.THEIR_INVERSE + " --lr 5e-06", 3)
+    assert e.command == ("python -m lab.original.undetached --mitigation inverse_undetached --epsilon 0.1 "
+                         f"--normalize none --lr 5e-06 --seed 3 --out {e.folder}")
+    written = json.loads((finished.folder / "config.json").read_text())
+    written["settings"]["mitigation"] = "inverse_undetached"
+    written |= {"method": {"epsilon": 0.1}, "command": e.command.replace("-m lab.", "a/lab/")}  # as Python tells it
+    shutil.copytree(finished.folder, e.folder)
+    assert e.next_command() == f"python -m lab.original.undetached --resume {e.folder}"
+    (e.folder / "config.json").write_text(json.dumps(written))
+    assert study.make_row(e)["method"] == twenty.INVERSE
 
 
 def test_what_is_told_of_answers_by_hand():
@@ -315,7 +331,9 @@ def test_the_tracked_rows_are_of_this_study():
     values_of = functools.cache(study.values_of)  # of one seed and device of each
     for row in rows:
         e = known[row["run"]]._replace(device="cuda" if "--device cuda" in row["command"] else "cpu")
-        command = row["command"].replace(" --step_length true", "")  # a flag that is gone
+        command = plan.today(row["command"])  # without flags that are gone
         assert (row["part"], row["level"], row["seed"], command) == (e.part, e.level, str(e.seed), e.command)
-        values = values_of(e._replace(seed=0, device="cpu").command.partition("train.py")[2])
-        assert (float(row["steps"]), row["method"].split()[0]) == (values["steps"], values["mitigation"])
+        command = e._replace(seed=0, device="cpu").command
+        values = values_of(command[command.index("--mitigation") :])
+        named = row["method"].replace("inverse_logprob detach=False", "inverse_undetached").split()[0]
+        assert (float(row["steps"]), named) == (values["steps"], values["mitigation"])

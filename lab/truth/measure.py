@@ -41,7 +41,8 @@ from plumbing.progress import Progress, follow, one_sentence
 from plumbing.registry import check_pure
 from plumbing.report import Table
 from queries import ROWS_AT_ONCE, Queries
-from rollout import Policy, TokenBatch, draw_uniforms, generate_and_grade, sample, seed_of, token_batch
+from queries import continue_and_grade
+from rollout import Policy, TokenBatch, draw_uniforms, sample, seed_of, token_batch
 from settings import Settings
 from tasks.text import FILLER
 from start import CHOICES, load_policy
@@ -80,9 +81,9 @@ def roll(policy: Policy, puzzles: list, truth: dict, rows: np.ndarray, packets: 
     uniforms = np.zeros((len(token), PACKET, left.max()))
     for i, key in enumerate(zip(truth["response"][token].tolist(), position.tolist(), number.tolist())):
         uniforms[i, :, : left[i]] = np.random.default_rng(seed_of("truth", seed, *key)).random((PACKET, left[i]))
-    samples, grades = generate_and_grade(
-        policy, asked, torch.from_numpy(uniforms).flatten(0, 1), prefixes, limit=torch.from_numpy(left.repeat(PACKET)),
-        excluded=torch.from_numpy(truth["token"][token].astype(int).repeat(PACKET)))
+    samples, grades = continue_and_grade(
+        policy, asked, prefixes, torch.from_numpy(uniforms).flatten(0, 1), torch.from_numpy(left.repeat(PACKET)),
+        torch.from_numpy(truth["token"][token].astype(int).repeat(PACKET)), policy.task.grade)
     return np.array([grade["answer"] for grade in grades]).reshape(-1, PACKET), int(samples.mask.sum())
 
 
