@@ -23,7 +23,7 @@ from plumbing import report
 from plumbing.comparison import NO_DIFFERENCE, Group, Run, comparison_warnings, group_runs, labels, run_method
 from plumbing.files import read_json
 from plumbing.flags import new_parser
-from plumbing.metrics import COLUMNS
+from plumbing.metrics import COLUMNS, own_columns
 from plumbing.progress import fail, follow, one_sentence
 from plumbing.report import PALETTE, Estimate, Table, pm, ratio, t_estimate
 from plumbing.runs import heldout, is_finished, read_config, read_credit, read_metrics
@@ -36,7 +36,7 @@ CREDITED = ("tokens", "share", *(f"abs({measure})" for measure in MEASURES), *ME
             "contribution: deviation", "range")  # columns; those of LEARNED with decimals
 SIZES = [f"{measure}, {of}" for measure in MEASURES for of in ("filler size", "reasoning size", "filler / reasoning")]
 CONTROLS = ("random", "inverted", "shuffled", "share")  # of methods/controls.py: there to compare with, not to use
-PAGE_TOKENS = 2**20  # at most so many are in tokens.html, 12 bytes each: of a longer run it has every second step, ...
+PAGE_TOKENS = 2**20  # at most so many are in tokens.html, of 12 bytes or more: of a longer run every second step, ...
 
 
 def method_name(label: str) -> str:
@@ -118,6 +118,7 @@ def credit_row(name: str, log: dict, chosen: np.ndarray) -> list[str]:
 def credit_tables(log: dict, tokenizer: Tokenizer | None) -> list[Table]:
     """Where the credit went: to which types of tokens, responses, parts of a response and, with a tokenizer, tokens."""
     roles = [(name, log["role"] == role) for role, name in enumerate(ROLES)]
+    types = [("all", log["length"] > 0), *roles]
     signs = [(f"advantage {name}", np.sign(log["advantage"]) == x) for name, x in (("> 0", 1), ("< 0", -1), ("0", 0))]
     fifths = [(f"{where}, {name}", part & chosen) for where, part in position_bins(log, 5) for name, chosen in roles]
     t = np.abs(report.t_statistics(log["contribution"], log["position"]))  # (positions,)
@@ -127,12 +128,21 @@ def credit_tables(log: dict, tokenizer: Tokenizer | None) -> list[Table]:
     if len(t):
         note += (f" t of the mean contribution at {len(t)} positions, with {report.MIN_RESPONSES} responses or more: "
                  f"beyond 3 at {np.mean(t > 3):.1%}, within 1.5 at {np.mean(t < 1.5):.1%}; mean abs(t) {t.mean():.2f}.")
-    parts = {("Where credit went", note): [("all", log["length"] > 0), *roles, *signs, *position_bins(log, 10)],
+    parts = {("Where credit went", note): [*types, *signs, *position_bins(log, 10)],
              ("Types by position", "Each fifth of a response by type."): fifths}
     if tokenizer:
         parts["Tokens", "The most frequent of each type."] = frequent_tokens(log, tokenizer)
-    return [Table(*about, ["", *CREDITED], [credit_row(name, log, chosen) for name, chosen in rows])
-            for about, rows in parts.items()]
+    tables = [Table(*about, ["", *CREDITED], [credit_row(name, log, chosen) for name, chosen in rows])
+              for about, rows in parts.items()]
+    own = [[name, *(own_cell(log, chosen, name) for _, chosen in types)] for name in own_columns(log)]
+    note = "What the credit function put into batch.log: means ± half of their 95% intervals by puzzles."
+    return tables + [Table("Your own numbers", note, ["", "all", *ROLES], own)] * bool(own)
+
+
+def own_cell(log: dict, chosen: np.ndarray, name: str) -> str:
+    """The mean of a number of batch.log over some tokens (N,) bool, of any size, and half of its interval."""
+    found = report.clustered_mean(log[name][chosen], log["puzzle"][chosen])
+    return " ± ".join(f"{x:.{digits}g}" for x, digits in zip(found, (3, 2)) if np.isfinite(x))
 
 
 def frequent_tokens(log: dict, tokenizer: Tokenizer) -> list[tuple[str, np.ndarray]]:
@@ -165,7 +175,8 @@ def draw_credit(log: dict, file: Path) -> None:
 
 def add_replies(log: dict) -> dict[str, np.ndarray]:
     """The columns of tokens.html with the tokens of replies where they came, whose other columns are NaN."""
-    shown = {name: log[name] for name in ("token", "response_id", "credit", "logprob", "logit_grad", "entropy")}
+    facts = ("credit", "logprob", "logit_grad", "entropy", *own_columns(log))
+    shown = {name: log[name] for name in ("token", "response_id", *facts)}
     if "turn" not in log:
         return shown
     said = {"token": log["reply_token"], "response_id": log["reply_response"]}
@@ -205,14 +216,17 @@ def draw_responses(log: dict, tokenizer: Tokenizer, method: str, file: Path) -> 
 
 def write_page(log: dict, tokenizer: Tokenizer, title: str, file: Path) -> None:
     """tokens.html: every response, its tokens coloured by a measure. It has of each token the number of its text
-    (uint32) and credit, log p, ||onehot - p|| and entropy (float16), column after column, as base64."""
+    (uint32) and, as parts of 2^-15 of their largest size (float16), credit, log p, ||onehot - p||, entropy and what
+    batch.log had, column after column, as base64."""
     every, first, shown = -(-len(log["token"]) // PAGE_TOKENS), np.flatnonzero(log["position"] == 0), add_replies(log)
     kept = np.flatnonzero((log["step"][first] - log["step"].min()) % every == 0)  # responses
     shown = {name: column[np.isin(shown["response_id"], kept)] for name, column in shown.items()}
-    texts, number = np.unique(shown["token"], return_inverse=True)
-    facts = [shown[name].astype("<f2") for name in ("credit", "logprob", "logit_grad", "entropy")]
-    known = {"texts": [tokenizer.bytes[token].decode("latin-1") for token in texts],
-             "lengths": np.unique(shown["response_id"], return_counts=True)[1].tolist(),
+    texts, number = np.unique(shown.pop("token"), return_inverse=True)
+    lengths = np.unique(shown.pop("response_id"), return_counts=True)[1]
+    units = [float(np.max(np.abs(x), where=np.isfinite(x), initial=0)) / 2**15 or 1.0 for x in shown.values()]
+    facts = [(x.astype(float) / unit).astype("<f2") for x, unit in zip(shown.values(), units)]
+    known = {"texts": [tokenizer.bytes[token].decode("latin-1") for token in texts], "lengths": lengths.tolist(),
+             "units": units, "own": own_columns(shown),
              "steps": log["step"][first[kept]].tolist(), "names": [describe(log, row) for row in first[kept]]}
     parts = {"TITLE": title.replace("&", "&amp;").replace("<", "&lt;"), "PLUS": report.PLUS, "MINUS": report.MINUS,
              "KNOWN": json.dumps(known).replace("<", "\\u003c"),  # so that no text can close the script element

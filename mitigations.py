@@ -1,13 +1,13 @@
 """Credit functions: each one gives every token of a step its credit, the number that multiplies grad log pi(token).
 
-This file has GRPO, the weights of the original work, PPO, VinePPO and, at its end, the place for yours. Further
-published ones are in methods/, a file for each family. The flag is called --mitigation, because the original work
-(github.com/Ja-Crispy/GRPO-Zero) called such a function a mitigation of GRPO.
+This file has GRPO, an entropy bonus, the weights of the original work, PPO, VinePPO and, at its end, the place for
+yours. Further published ones are in methods/, a file for each family. The flag is called --mitigation, because the
+original work (github.com/Ja-Crispy/GRPO-Zero) called such a function a mitigation of GRPO.
 
 To try an idea, write one decorated function at the end of this file. Under @token_credit it returns the credit itself;
 under @reweighting it returns weights, by which the response's advantage is multiplied. Both are (B, T). Its keyword
-arguments become command-line flags, and the first line of its docstring becomes its help text. plumbing/registry.py
-checks what each call returns, and sets it to 0 on padding. A critic of its own is a head: see methods/heads.py.
+arguments become flags, and the first line of its docstring their help. What it puts into batch.log, by name, is logged
+beside the credit. plumbing/registry.py checks both and sets them to 0 on padding. A critic is a head: methods/heads.py.
 
 How this differs from the original work and from most published code:
 1. Weights carry no gradient and are computed on the whole step instead of a micro-batch. By default (--normalize) they
@@ -48,6 +48,14 @@ def token_credit(function: Callable | None = None, *, name: str = "", from_advan
 def uniform(batch: TokenBatch) -> Tensor:
     """credit = A, the same number on every token of a response: GRPO (2402.03300). --advantage names A's formula."""
     return batch.advantage[:, None] * batch.mask
+
+
+@token_credit(from_advantage=True)
+def curious(batch: TokenBatch, bonus: float = 0.01) -> Tensor:
+    """credit = A - bonus (log p + H): raises H, on average, as an entropy bonus in the loss would (1602.01783)."""
+    # Over the tokens that may be drawn, -(log p + H) averages 0, and its policy gradient is the gradient of H.
+    batch.log["bonus"] = -bonus * (batch.logprob + batch.entropy)  # (B, T)
+    return batch.advantage[:, None] + batch.log["bonus"]
 
 
 # -------------------------------------------------------------------------------- reweightings: the original work's

@@ -8,7 +8,7 @@ task is a module such as countdown_task.py; the code here knows nothing of Count
 
 Run it:  python train.py --mitigation none
 """
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from types import ModuleType
 from typing import Any, Callable, NamedTuple, Sequence
@@ -63,6 +63,8 @@ class TokenBatch:
     normalize: str  # how `reweight` of mitigations.py rescales weights
     ask: Any = None  # what a credit function may ask the model: the Queries of queries.py, set by the step
     advantage: Tensor | None = None  # (B,) how each reward compares: set by `compare` of grpo.py
+    # (B, T) each, by name: what a credit function puts here is written beside the credit. A copy begins without any.
+    log: dict[str, Tensor] = field(default_factory=dict, init=False)
 
 
 def by_group(batch: TokenBatch, values: Tensor) -> Tensor:

@@ -57,7 +57,7 @@ def start(arguments: list[str], usage: str, assign_credit: Callable, learn: Call
     mitigation = partial(method, **hyper_parameters)
     check_disk(folder, s, [p for module in (policy.model, *policy.heads.values()) for p in module.parameters()])
     optimizer = Optimizer(policy.model, s.lr, (s.beta1, s.beta2), s.weight_decay, s.optimizer_device or None)
-    columns = try_step(policy, optimizer, training, s, partial(assign_credit, mitigation=mitigation, s=s), learn)
+    columns, own = try_step(policy, optimizer, training, s, partial(assign_credit, mitigation=mitigation, s=s), learn)
     # What a run must find unchanged when it is resumed, besides its settings.
     fixed = {f"the task {s.task}": inspect.getsource(policy.task),
              "the list of puzzles": "\n".join(puzzle.id for puzzle in training + heldout),
@@ -65,16 +65,16 @@ def start(arguments: list[str], usage: str, assign_credit: Callable, learn: Call
     # What changes from step to step, by its name in state.pt. (The optimizer's state includes the model's weights.)
     learners = {"optimizer": optimizer, **policy.heads,
                 **{f"{name}_adamw": head.optimizer for name, head in policy.heads.items()}}
-    writer = Writer(folder, s, hyper_parameters, learners, partial(save_policy, policy, s), load_function(on_step))
+    writer = Writer(folder, s, hyper_parameters, learners, partial(save_policy, policy, s), load_function(on_step), own)
     done, row = writer.open(fixed, columns, bool(resume))
     announce(optimizer.weights.values(), len(training), len(heldout), folder, differences, s, done if resume else None)
     return (s, mitigation, policy, training, heldout, optimizer, writer, done), row
 
 
 def try_step(policy: Policy, optimizer: Optimizer, puzzles: list, s: Settings, assign_credit: Callable,
-             learn: Callable) -> dict:
+             learn: Callable) -> tuple[dict, set[str]]:
     """Try a small step, of three short responses to each of two puzzles, so that a mistake in somebody's own function
-    is seen before the run begins. Returns its columns of metrics.csv.
+    is seen before the run begins. Returns its columns of metrics.csv, and the names in batch.log.
 
     It leaves no trace: no weight moves, copies of the heads learn, and random numbers are drawn as if nothing had been.
     """
@@ -96,7 +96,7 @@ def try_step(policy: Policy, optimizer: Optimizer, puzzles: list, s: Settings, a
         row |= step_columns(0, batch, time.perf_counter())
     for weight in optimizer.master.values():  # the weights that AdamW moves, which have the gradients
         weight.grad = None
-    return row
+    return row, {*batch.log}
 
 
 def prepare(s: Settings, hyper_parameters: dict) -> tuple[Policy, list, list]:

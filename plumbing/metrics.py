@@ -29,6 +29,9 @@ CREDIT_LOG = {"step": np.int32, "response": np.uint16, "group": np.uint16, "posi
               "credit": np.float32, "reward": np.float32, "role": np.int8, "in_answer": np.int8}
 # Where the task replies, also the turn of a token; and for each token of a reply its response and the next position.
 TURN_LOG = {"turn": np.uint16, "reply_response": np.uint16, "reply_position": np.uint16, "reply_token": np.int32}
+# Names that batch.log may not have: those above, what analyze.py makes of them, and arguments of np.savez.
+TAKEN = {*CREDIT_LOG, *TURN_LOG, "puzzle_text", "response_id", "puzzle", "length", "relative", "contribution",
+         "gradient", "file", "allow_pickle"}
 PUZZLE_LETTERS = 500  # at most so many of a puzzle's text are kept in the credit log
 
 
@@ -163,15 +166,15 @@ def turn_of(batch: Any) -> Tensor:
 
 
 def write_credit_log(file: Path, step: int, batch: Any, credit: Tensor) -> int:
-    """Write the columns of a step to an .npz file, one row of 40 bytes per token, and puzzle_text (Q,), the puzzle of
-    each group; returns the file's CRC-32."""
+    """Write the columns of a step to an .npz file, one row per token, and puzzle_text (Q,), the puzzle of each group;
+    returns the file's CRC-32."""
     texts = np.array([batch.task.show(puzzle)[:PUZZLE_LETTERS] for puzzle in batch.puzzles])  # (Q,)
     replace_file(file, lambda part: np.savez(part, puzzle_text=texts, **log_columns(step, batch, credit)))
     return checksum(file)
 
 
 def log_columns(step: int, batch: Any, credit: Tensor) -> dict[str, np.ndarray]:
-    """The columns (N,) of the credit log: one row for each of the N tokens of a step."""
+    """The columns (N,) of the credit log, at last those of batch.log: one row for each of the N tokens of a step."""
     mask = batch.mask
     response, position = mask.nonzero(as_tuple=True)  # (N,) each
     columns = {
@@ -184,4 +187,11 @@ def log_columns(step: int, batch: Any, credit: Tensor) -> dict[str, np.ndarray]:
     if hasattr(batch.task, "reply"):
         said = [(i, t, x) for i, replies in enumerate(batch.before) for t, words in replies.items() for x in words]
         columns |= zip(TURN_LOG, (turn_of(batch)[mask], *torch.tensor(said, dtype=torch.long).view(-1, 3).T))
-    return {name: values.cpu().numpy().astype((CREDIT_LOG | TURN_LOG)[name]) for name, values in columns.items()}
+    columns |= {name: values[mask] for name, values in batch.log.items()}
+    kinds = CREDIT_LOG | TURN_LOG
+    return {name: values.cpu().numpy().astype(kinds.get(name, np.float32)) for name, values in columns.items()}
+
+
+def own_columns(names: Iterable[str]) -> list[str]:
+    """Those columns of a credit log that its credit function put into batch.log."""
+    return [name for name in names if name not in TAKEN]

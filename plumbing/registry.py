@@ -10,6 +10,7 @@ from typing import Any, Callable
 import torch
 from torch import Tensor
 
+from plumbing.metrics import TAKEN
 from settings import Settings
 
 
@@ -29,14 +30,11 @@ class CreditFunction:
         return self.weights_to_credit(batch, values) if self.is_reweighting else values
 
     def raw(self, batch: Any, /, *arguments, **hyper_parameters) -> Tensor:
-        """The weights or credit (B, T) that the function returns, 0 on padding; ValueError where it returns neither."""
-        returned, shape = self.function(batch, *arguments, **hyper_parameters), tuple(batch.mask.shape)
-        expected = "weights" if self.is_reweighting else "credit"
-        found = tuple(returned.shape) if isinstance(returned, Tensor) else type(returned).__name__
-        require(found == shape, f"{self.name} must return {expected} of shape (B, T) = {shape}, not {found}")
-        values = torch.where(batch.mask, returned.to(batch.logprob), 0.0)  # (B, T) of the batch's type, on its device
-        require(values.isfinite().all(), f"{self.name} returned {expected} with NaN or infinity in it, as division by "
-                "0 gives; dividing by torch.where(x > 0, x, 1.0) instead of x avoids it")
+        """The weights or credit (B, T) that the function returns, 0 on padding; ValueError where it returns neither, or
+        `own_numbers` refuses what it logs."""
+        returned = self.function(batch, *arguments, **hyper_parameters)
+        values = per_token(returned, batch, f"{self.name} must return {'weights' if self.is_reweighting else 'credit'}")
+        batch.log = own_numbers(self.name, batch)
         require(not self.is_reweighting or (values >= 0).all(),
                 f"{self.name} returned a negative weight: credit of either sign is for @token_credit")
         return values
@@ -94,6 +92,26 @@ class Grades(dict):
     def __missing__(self, name: str) -> Tensor:
         raise ValueError(f"batch.grades has no {name}: the grade of this task returns {', '.join(self) or 'no such'} "
                          "number besides reward, answer and format")
+
+
+def per_token(found: Any, batch: Any, duty: str) -> Tensor:
+    """What a credit function made, a finite number for each token (B, T), of the batch's type, on its device, 0 on
+    padding; ValueError, which begins with its duty, for anything else."""
+    shape, own = tuple(batch.mask.shape), tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+    require(own == shape, f"{duty} of shape (B, T) = {shape}, not {own}")
+    values = torch.where(batch.mask, found.to(batch.logprob), 0.0)  # (B, T)
+    require(values.isfinite().all(), f"{duty} without NaN or infinity in it, which division by 0 gives; dividing by "
+            "torch.where(x > 0, x, 1.0) instead of x avoids it")
+    return values
+
+
+def own_numbers(function: str, batch: Any) -> dict[str, Tensor]:
+    """What a credit function put into batch.log; ValueError for what can be no column of the credit log."""
+    require(isinstance(batch.log, dict), f"{function} replaces batch.log: write batch.log[name] = values")
+    for name in batch.log:
+        require(isinstance(name, str) and name.isidentifier() and name not in TAKEN,
+                f"{function} logs {name!r:.50}: a name in batch.log has letters, digits and _, and is not taken")
+    return {name: per_token(values, batch, f"{function} must log {name}") for name, values in batch.log.items()}
 
 
 def check_pure(name: str, batch: Any, compute: Callable[[], Tensor]) -> Tensor:

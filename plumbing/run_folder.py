@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from plumbing.files import check_fields, checksum, read_json, replace_file, write_json
-from plumbing.metrics import COLUMNS, write_credit_log
+from plumbing.metrics import COLUMNS, own_columns, write_credit_log
 from plumbing.model_folder import files_beside
 from plumbing.processes import first_alone, gather, leads
 from plumbing.runs import read_config, read_credit, read_metrics
@@ -56,6 +56,7 @@ class Writer(NamedTuple):
     learners: dict  # by name, what changes from step to step; each has state_dict() and load_state_dict()
     write_weights: Callable[[Path], object]  # fills a model folder
     on_step: Callable[[dict], object] = lambda row: None  # is handed each row of metrics.csv
+    logged: Iterable[str] = ()  # the names in batch.log, as the trial step has them
 
     def open(self, fixed: dict[str, str], columns: Iterable[str], resume: bool) -> tuple[int, dict]:
         """Create the run folder, or load the state of a run to resume.
@@ -74,7 +75,7 @@ class Writer(NamedTuple):
         check_unfinished(run, state["step"], self.settings)
         if state["step"] > 0:
             check_settings(run, state["settings"], asked)
-            check_logs(run, state)
+            check_logs(run, state, self.logged)
             check_columns(run, columns)
             restore(run, state, self.learners)
         gather([check_inputs(run, checksums(asked, fixed))])  # all have read the folder before the first one changes it
@@ -90,6 +91,10 @@ class Writer(NamedTuple):
 
     def step(self, step: int, batch: Any, credit: Tensor, row: dict) -> None:
         """Write a row of metrics.csv, a row per token, and the samples, checkpoints and state that are due."""
+        if other := {*self.logged} ^ {*batch.log}:
+            found = "has" if min(other) in batch.log else "lacks"
+            raise ValueError(f"batch.log {found} {min(other)} in step {step}, unlike in the trial step: log the same "
+                             "names in every step")
         if not leads():
             return
         # The checksum ties the two logs together: analyze.py refuses a step that was changed or is another run's.
@@ -255,17 +260,22 @@ def load_state(run: Path) -> dict:
     return state
 
 
-def check_logs(run: Path, state: dict) -> None:
-    """ValueError where a log is not, up to its length at that time, what it was when the state was written."""
+def check_logs(run: Path, state: dict, logged: Iterable[str]) -> None:
+    """ValueError where a log is not, up to its length at that time, what it was when the state was written, and where
+    the credit log has other numbers of batch.log than the trial step."""
     advice = f"remove {STATE} to resume from the start of the run"
     for log in LOGS:
         written = (run / log).read_bytes() if (run / log).is_file() else b""
         if zlib.crc32(written[: state["lengths"][log]]) != state["checksums"][log]:
             raise ValueError(f"{run / log} was changed since {STATE} was written: put it back, or {advice}")
     try:
-        read_credit(run, read_metrics(run, state["lengths"]["metrics.csv"]))
+        steps = read_credit(run, read_metrics(run, state["lengths"]["metrics.csv"]))
     except ValueError as error:
         raise ValueError(f"{error}: put it back, or {advice}") from None
+    if (before := {*own_columns(steps[0])}) != {*logged}:
+        listed = lambda names: ", ".join(sorted(names)) or "nothing"
+        raise ValueError(f"{run / 'credit'} has {listed(before)} of batch.log, but the trial step {listed(logged)}: "
+                         "log the same names, or start a new run")
 
 
 def check_settings(run: Path, before: dict, asked: dict) -> None:

@@ -32,14 +32,16 @@ def read_metrics(run: Path, length: int | None = None) -> dict[str, np.ndarray]:
 
 
 def read_credit(run: Path, metrics: dict[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
-    """The credit log of each step in metrics.csv; ValueError where one is missing, or is not of this run."""
-    files = [run / "credit" / f"step-{step:06d}.npz" for step in range(1, len(metrics["step"]))]
+    """The credit log of each step in metrics.csv; ValueError where one is missing, lacks a column of the first, or is
+    not of this run."""
+    steps, files = [], [run / "credit" / f"step-{step:06d}.npz" for step in range(1, len(metrics["step"]))]
     for file, expected in zip(files, metrics["credit_checksum"][1:]):
         if not file.is_file():
             raise ValueError(f"there is no {file}, but metrics.csv has that step")
         if checksum(file) != expected:
             raise ValueError(f"{file} is not the one of metrics.csv: was it changed, or is it another run's?")
-    return [read_arrays(file, CREDIT_LOG) for file in files]
+        steps.append(read_arrays(file, steps[0] if steps else CREDIT_LOG))
+    return steps
 
 
 def heldout(metrics: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -77,7 +77,7 @@ def call(monkeypatch, capsys):
 
 def credit_table(run, tokenizer, title):
     """One of the tables that say where the credit went."""
-    return next(table for table in analyze.credit_tables(read_log(run), tokenizer) if table.title == title)
+    return next((table for table in analyze.credit_tables(read_log(run), tokenizer) if table.title == title), None)
 
 
 def row_of(table, first):
@@ -147,6 +147,23 @@ def test_a_table_by_hand(run, tokenizer, title, row, expected):
             assert figure == (value or ""), name
         else:
             assert float(figure) == pytest.approx(value, abs=6e-4), name
+
+
+def test_the_table_of_a_credit_functions_own_numbers(run, tokenizer):
+    """Guards against a type in another's column, tokens of a puzzle that count as independent, digits of a small number
+    that are all 0, a table without rows, and a column that some steps lack."""
+    assert credit_table(run, tokenizer, "Your own numbers") is None
+    change_log(run, "mine", lambda _: np.array([1, 2, 3, 4, 5, 9]) * np.float32(1e-4), step=1)
+    change_log(run, "mine", lambda _: np.array([3, 2, 3, 4, 5, 7]) * np.float32(1e-4))
+    write_metrics(run)
+    table = credit_table(run, tokenizer, "Your own numbers")
+    # Two puzzles whose sums differ by d = 2 (filler), 0 and -2: half = 1.96 sqrt(2 * 2 * (d / 2)^2) / tokens
+    assert table.header == ["", "all", "filler", "reasoning", "structure"] and table.rows == [
+        ["mine", "0.0004 ± 0", "0.00025 ± 9.8e-05", "0.00045 ± 0", "0.0005 ± 9.8e-05"]]
+    write_log(run, 2, factor=2)
+    write_metrics(run)
+    with pytest.raises(ValueError, match="step-000002.npz has no mine"):
+        read_log(run)
 
 
 def test_errors_are_clustered_by_puzzle(run, tokenizer, monkeypatch):
@@ -485,7 +502,7 @@ def change_log(run, column, change, step=2):
     """Change a column of a step's log."""
     file = run / "credit" / f"step-{step:06d}.npz"
     columns = dict(np.load(file))
-    np.savez(file, **columns | {column: change(columns[column])})
+    np.savez(file, **columns | {column: change(columns.get(column))})
 
 
 def change_metrics(run, old, new):

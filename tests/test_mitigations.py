@@ -24,7 +24,7 @@ from methods.controls import expert_iteration, inverted, positives, random, shar
 from methods.groups import dpo, gtpo, optimal_baseline, prefix_tree, tempo
 from methods.ktae import ktae
 from methods.oracle import oracle
-from mitigations import attention_credit, ppo, reweight, reweighting, token_credit, uniform, vineppo
+from mitigations import attention_credit, curious, ppo, reweight, reweighting, token_credit, uniform, vineppo
 from plumbing.registry import CreditFunction
 from tasks.text import FILLER, REASONING, STRUCTURE
 from tests.fixtures import make_batch, make_written
@@ -32,7 +32,7 @@ from tests.fixtures import make_batch, make_written
 BUILT_IN = methods.ORDER  # a new method passes the whole suite without being listed here
 REWEIGHTINGS = [name for name in BUILT_IN if MITIGATIONS[name].is_reweighting]
 OWN_ADVANTAGE = {"ppo", "ppo_process", "process_reward", "vineppo", "reward_decomposition", "first_error",
-                 "expert_iteration", "oracle"}  # give credit also where rewards are equal
+                 "expert_iteration", "oracle", "curious"}  # give credit also where rewards are equal
 GARBAGE = 1e9  # put on padding, which must not matter
 
 
@@ -92,6 +92,11 @@ def test_a_decorated_function_is_registered_with_its_signature_and_docstring(reg
     assert registry == MITIGATIONS | {"early": method, "half": half}
 
 
+def logs(name, values):
+    """A credit function that puts something into batch.log."""
+    return lambda batch: batch.log.update({name: values}) or batch.logprob
+
+
 def integer_power(batch, power: float = 2):
     return batch.mask
 
@@ -99,15 +104,22 @@ def integer_power(batch, power: float = 2):
 @pytest.mark.parametrize("problem, decorator, function", [
     ("must return weights of shape (B, T) = (2, 3), not (2, 1)", reweighting, lambda batch: torch.ones(2, 1)),
     ("must return credit of shape (B, T) = (2, 3), not NoneType", token_credit, lambda batch: None),
-    ("returned credit with NaN or infinity in it", token_credit, lambda batch: torch.tensor([[1.0, math.nan, 1]] * 2)),
+    ("must return credit without NaN or infinity", token_credit, lambda batch: torch.tensor([[1.0, math.nan, 1]] * 2)),
     ("returned a negative weight", reweighting, lambda batch: torch.tensor([[1.0, -1e-6, 1]] * 2)),
     ("changes a field of the batch", token_credit, lambda batch: batch.logprob.data.mul_(2.0)),
+    *((f"logs {name!r}: a name in batch.log has letters, digits and _, and is not taken", token_credit,
+       logs(name, torch.ones(2, 3))) for name in ("reward", "gradient", "turn", "file", "my value", "", 1)),
+    ("must log mine of shape (B, T) = (2, 3), not (2,)", token_credit, logs("mine", torch.ones(2))),
+    ("must log mine of shape (B, T) = (2, 3), not float", reweighting, logs("mine", 0.5)),
+    ("must log mine without NaN or infinity", token_credit, logs("mine", torch.full((2, 3), 1e39, dtype=torch.double))),
+    ("replaces batch.log", token_credit, lambda batch: setattr(batch, "log", None) or batch.logprob),
     ("the default of power: float = 2 is of another type", token_credit, integer_power),  # the flag would refuse 0.5
     ("needs must be a tuple of names", functools.partial(reweighting, needs="critic"), early),
 ])
 def test_a_wrong_function_is_one_sentence(problem, decorator, function, registry):
     """Guards against (B, 1) broadcast over tokens, a forgotten return, NaN that reaches the model, a turned sign, a
-    write to what the update and the log read afterwards, and a method that silently gets no critic.
+    write to what the update and the log read afterwards, a column of the log that replaces another or is not finite in
+    float32, and a method that silently gets no critic.
     """
     method, batch = decorator(function), make_batch([3, 3], [1.0, 1.0])
     with pytest.raises(ValueError, match=rf"^{function.__name__}:? {re.escape(problem)}"):
@@ -118,12 +130,15 @@ def test_a_wrong_function_is_one_sentence(problem, decorator, function, registry
 
 @pytest.mark.parametrize("row", [[1.0, 1.0, math.nan], [True, True, True], [1, 1, -7]])
 def test_values_of_any_type_become_float32_and_zero_on_padding(row, registry):
-    """Guards against methods that must remember the mask, and a comparison or a count that changes the loss's type."""
-    first = torch.tensor(row)
-    method = reweighting(lambda batch: torch.stack((first, torch.ones_like(first))))
-    credit = method(make_batch([2, 3], [1.0, 1.0]))
-    assert credit.dtype == torch.float32
-    assert credit.tolist() == [[1, 1, 0], [1, 1, 1]]
+    """Guards against methods that must remember the mask, and a comparison or a count that changes the loss's type. A
+    copy of the batch, which may have other responses, begins without what was logged."""
+    first, batch = torch.tensor(row), make_batch([2, 3], [1.0, 1.0])
+    rows = torch.stack((first, torch.ones_like(first)))
+    credit = reweighting(lambda batch: batch.log.update(mine=rows) or rows)(batch)
+    for found in (credit, batch.log["mine"]):
+        assert found.dtype == torch.float32
+        assert found.tolist() == [[1, 1, 0], [1, 1, 1]]
+    assert replace(batch).log == {}
 
 
 @pytest.mark.parametrize("normalize, credit", [
@@ -279,6 +294,21 @@ def test_weights_by_hand(name, options, weights):
         reward=torch.ones(2),
     )
     check(MITIGATIONS[name].raw(batch, **options), weights)
+
+
+def test_an_entropy_bonus_has_the_gradient_of_the_entropy():
+    """By hand, and against autograd, summed over all tokens that may be drawn. Guards against a wrong sign, a missing
+    baseline, and another number in the log."""
+    batch = make_batch([2, 1], [2.0, -1.0], logprob=-grid([[1.0, 3.0], [0.5]]), entropy=grid([[2.0, 0.5], [0.5]]))
+    check(curious(batch, bonus=0.1), [[1.9, 2.25], [-1]])
+    check(batch.log["bonus"], [[-0.1, 0.25], [0]])
+    logits = torch.randn(1, 9, dtype=torch.float64, requires_grad=True)
+    logprob = logits.log_softmax(1)  # (1, 9) of each token that may be drawn
+    p, entropy = logprob.exp().detach(), -(logprob.exp() * logprob).sum(1)  # (1, 9), (1,)
+    batch = make_batch([9], [2.0], logprob=logprob.detach(), entropy=entropy.detach()[:, None].expand(1, 9))
+    found, = torch.autograd.grad((p * curious(batch, 0.5) * logprob).sum(), logits, retain_graph=True)
+    torch.testing.assert_close(found, 0.5 * torch.autograd.grad(entropy.sum(), logits)[0])
+    assert (p * batch.log["bonus"]).sum() == pytest.approx(0)  # so does nothing to the mean credit
 
 
 # ----------------------------------------------------------------------------- comparison with the rest of the group

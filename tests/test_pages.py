@@ -178,27 +178,6 @@ def test_the_function_is_listed_trains_a_step_and_passes_the_tests(copy):
             "tests/test_plumbing.py", "-k", f"{NAME} or help or flag or registered")
 
 
-BONUS = """
-from types import SimpleNamespace
-import torch
-from mitigations import curious
-logits = torch.randn(1, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(0), requires_grad=True)
-logprob = logits.log_softmax(1)  # (1, 9) of each token that may be drawn
-p, entropy = logprob.exp().detach(), -(logprob.exp() * logprob).sum(1)  # (1, 9), (1,)
-batch = SimpleNamespace(advantage=torch.tensor([2.0]), mask=torch.ones(1, 9, dtype=torch.bool),
-                        logprob=logprob.detach(), entropy=entropy.detach()[:, None])
-credit = curious.function(batch, 0.5)
-found, = torch.autograd.grad((p * credit * logprob).sum(), logits, retain_graph=True)
-torch.testing.assert_close(found, 0.5 * torch.autograd.grad(entropy.sum(), logits)[0])
-assert torch.allclose((p * credit).sum(), torch.tensor(2.0, dtype=torch.float64))  # the bonus averages to 0
-"""
-
-
-def test_the_entropy_bonus_of_the_page_has_the_gradient_of_the_entropy(copy):
-    """Against autograd, summed over all tokens. Guards against a wrong sign and a missing baseline."""
-    in_copy(copy, "-c", BONUS)
-
-
 PROGRAM = """
 import sys, train
 from models import warm_start
@@ -215,8 +194,8 @@ def test_every_recipe_trains_as_it_says(copy):
                   for word in ("warm_start", "train.py"))
     flags = re.search(r"`--mitigation late (--.*?)`", PAGES[ROOT / "docs" / "extend.md"])[1]
     tiny = "--questions 3 --answers 4 --max_new_tokens 6 --eval_problems 2 --pass_at 0 --steps 2"
-    runs = [(name, dtype) for name in ("late", "monte_carlo", "curious") for dtype in ("float32", "bfloat16")]
-    flags = {"late": flags, "monte_carlo": flags.replace("--advantage median", ""), "curious": flags}
+    runs = [(name, dtype) for name in ("late", "monte_carlo") for dtype in ("float32", "bfloat16")]
+    flags = {"late": flags, "monte_carlo": flags.replace("--advantage median", "")}
     in_copy(copy, "-c", PROGRAM, f"{build[0]} --size small --steps 60", *(
         f"{use[0]} {tiny} --mitigation {name} {flags[name]} --dtype {dtype} --out runs/{name}-{dtype}"
         for name, dtype in runs))

@@ -305,6 +305,7 @@ def counted(new):
     """A run of four steps."""
     run, s = new
     batch = make_batch([2, 4], [1.0, -0.5])
+    batch.log["mine"] = batch.entropy
     run_folder.append_row(run, {"step": 0, "heldout_success": 0.5})
     for step in range(1, 5):
         checksum = write_credit_log(run / "credit" / f"step-{step:06d}.npz", step, batch, batch.logprob)
@@ -315,9 +316,10 @@ def counted(new):
     return run, s
 
 
-def resume(run, s, learner=None, columns=("x",), **hyper_parameters):
+def resume(run, s, learner=None, columns=("x",), logged=("mine",), **hyper_parameters):
     """Load a run to resume; how many steps are done."""
-    writer = run_folder.Writer(run, s, {"k": 2} | hyper_parameters, {"counter": learner or counter()}, None)
+    writer = run_folder.Writer(run, s, {"k": 2} | hyper_parameters, {"counter": learner or counter()}, None,
+                               logged=logged)
     done, row = writer.open(SOURCE, columns, resume=True)
     assert row.get("step", 0) == done
     return done
@@ -419,6 +421,12 @@ def test_a_run_with_other_settings_or_inputs_than_it_began_with_is_not_resumed(c
     refuses("state.pt was written with k=2, but config.json says 3", run, resume, run, s, k=3)
     refuses("metrics.csv has no column y", run, resume, run, s, columns=["x", "y"])
     refuses("metrics.csv has no column y", run, run_folder.append_row, run, {"step": 5, "y": 1})
+    refuses("credit has mine of batch.log, but the trial step nothing", run, resume, run, s, logged=())
+    refuses("has mine of batch.log, but the trial step mine, new: log", run, resume, run, s, logged=("mine", "new"))
+    for logged, said in (("mine",), "lacks mine"), ((), "has new"):
+        batch, writer = make_batch([2], [1.0]), run_folder.Writer(run, s, {}, {}, None, logged=logged)
+        batch.log |= {} if logged else {"new": batch.entropy}
+        refuses(f"batch.log {said} in step 5, unlike", run, writer.step, 5, batch, batch.entropy, {"step": 5})
     refuses("already has 4 steps, more than --steps 3", run, resume, run, replace(s, steps=3))
     falls = vars(replace(s, linear_decay=True))
     refuses("depends on its 5 steps: resume it without --steps", run, run_folder.check_settings, run, falls,

@@ -19,7 +19,7 @@ from tests.fixtures import BUNDLED
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 WRITTEN = ["<b>5 & 3</b></script>\n", "你好 é", "-->\t`${1}`" + "ab" * 60]  # two steps of them, a response each
 TITLE = "<i>run</i> & RLOO"
-MEASURES = ["gradient", "contribution", "entropy", "log p"]
+MEASURES = ["gradient", "contribution", "entropy", "log p", "mine"]
 
 
 def make_log(texts, steps, seed=0):
@@ -32,6 +32,7 @@ def make_log(texts, steps, seed=0):
            "position": np.concatenate([np.arange(len(row)) for row in rows]), "token": np.concatenate(rows),
            "logprob": -rng.exponential(1, N), "entropy": rng.exponential(1, N), "logit_grad": rng.uniform(0, 1.4, N),
            "credit": rng.normal(0, 1, N), "reward": np.ones(N), "advantage": np.ones(N),
+           "mine": 1e6 * rng.normal(0, 1, N),  # beyond what a float16 can hold
            "puzzle_text": np.array([f"<u>{text}</u> & step" for text in texts] * steps)}
     log["entropy"][0] = 1e-5  # among the smallest that a float16 can hold
     return analyze.with_measures(log), tokenizer, rows
@@ -46,13 +47,13 @@ def page(tmp_path):
 
 
 def read_page(file):
-    """What the page knows, and its columns (N,): numbers of texts, credit, log p, ||onehot - p||, entropy."""
+    """What the page knows, and its columns (N,): numbers of texts, credit, log p, ||onehot - p||, entropy, and more."""
     text = file.read_text(encoding="utf-8")
     known = json.loads(re.search('id="known">(.*?)</script>', text)[1])
     data, N = base64.b64decode(re.search('id="data">(.*?)</script>', text)[1]), sum(known["lengths"])
-    assert len(data) == 12 * N
-    return known, [np.frombuffer(data[: 4 * N], "<u4"),
-                   *(np.frombuffer(data[i * N : (i + 2) * N], "<f2") for i in (4, 6, 8, 10))]
+    assert len(data) == (4 + 2 * len(known["units"])) * N and len(known["units"]) == 4 + len(known["own"])
+    parts = np.frombuffer(data[4 * N :], "<f2").reshape(-1, N).astype(float)
+    return known, [np.frombuffer(data[: 4 * N], "<u4"), *(unit * part for unit, part in zip(known["units"], parts))]
 
 
 def test_the_page_holds_the_whole_run(page):
@@ -61,7 +62,8 @@ def test_the_page_holds_the_whole_run(page):
     known, (number, *facts) = read_page(file)
     texts = [known["texts"][i].encode("latin-1") for i in number]
     assert texts == [part for row in rows for part in row] and known["lengths"] == list(map(len, rows))
-    for column, name in zip(facts, ("credit", "logprob", "logit_grad", "entropy")):
+    assert known["own"] == ["mine"]
+    for column, name in zip(facts, ("credit", "logprob", "logit_grad", "entropy", "mine"), strict=True):
         np.testing.assert_allclose(column, log[name], rtol=1e-3, atol=1e-7)
     assert known["steps"] == [1, 1, 1, 2, 2, 2]
     puzzles = [name.partition("Puzzle: ")[2] for name in known["names"]]
@@ -84,6 +86,7 @@ def test_replies_stand_where_they_came(tmp_path):
 def test_a_long_run_is_thinned_by_whole_steps(tmp_path, monkeypatch):
     """Guards against a page that no browser opens, and a step without some of its responses."""
     log, tokenizer, rows = make_log(WRITTEN, 7)
+    del log["mine"]  # as in a run whose credit function logs nothing
     monkeypatch.setattr(analyze, "PAGE_TOKENS", len(log["token"]) // 2)
     analyze.write_page(log, tokenizer, "", tmp_path / "tokens.html")
     known, _ = read_page(tmp_path / "tokens.html")

@@ -151,7 +151,7 @@ def test_every_flag_reaches_the_update(quick, tmp_path, monkeypatch):
         return update(policy, optimizer, batch, credit, s)
 
     monkeypatch.setattr(train, "update", spy)
-    monkeypatch.setattr(start, "try_step", lambda *_: {})
+    monkeypatch.setattr(start, "try_step", lambda *_: ({}, ()))
     flags = ["--lr", 1e-3, "--warmup_steps", 1, "--linear_decay", "--beta1", 0.8, "--beta2", 0.95,
              "--weight_decay", 0.03, "--dtype", "bfloat16", "--checkpoint_activations", "--temperature", 0.6,
              *(x for k, v in given.items() for x in (f"--{k}", v))]
@@ -244,7 +244,10 @@ def test_how_many_responses_are_evaluated_at_once_changes_nothing(monkeypatch):
 def test_every_method_trains(name, options, quick, tmp_path):
     """Guards against a method that asks for a head, a reference or a part of the task that it does not say it needs."""
     run(*TINY, "--max_new_tokens", 80, "--steps", 1, "--mitigation", name, *options, "--out", tmp_path / "r")
-    assert np.isfinite(credit_log(tmp_path / "r")["credit"]).all()
+    log = credit_log(tmp_path / "r")
+    assert np.isfinite(log["credit"]).all() and ("bonus" in log) == (name == "curious")
+    if name == "curious":
+        np.testing.assert_allclose(log["bonus"], -0.01 * (log["logprob"] + log["entropy"]), rtol=1e-5, atol=1e-9)
     for head in HEADS:
         file = tmp_path / "r" / "checkpoint" / f"{head}.safetensors"
         assert file.exists() == (head in required(name, {}))
@@ -273,7 +276,7 @@ def test_values_come_before_the_critic_learns_from_their_rewards(quick, tmp_path
     """The values of step 1 are those of an untrained critic, and those of step 2 follow the reward."""
     seen, values = [], Queries.head
     monkeypatch.setattr(Queries, "head", lambda *args: (seen.append(values(*args)), seen[-1])[1])
-    monkeypatch.setattr(start, "try_step", lambda *_: ["critic_loss", "explained_variance"])
+    monkeypatch.setattr(start, "try_step", lambda *_: (["critic_loss", "explained_variance"], ()))
     for reward in (-1.0, 1.0):
         monkeypatch.setattr(countdown_task, "grade", lambda *_: {"reward": reward, "answer": 0, "format": 0})
         run(*TINY, "--mitigation", "ppo", "--steps", 2, "--lr", 0, "--out", tmp_path / str(reward))
@@ -291,7 +294,8 @@ def test_the_trial_step_leaves_no_trace(dtype, methods):
     before, torch_state, numpy_state = copy.deepcopy(both.state_dict()), torch.get_rng_state(), np.random.get_state()[1]
     for name in methods:
         s = Settings(mitigation=name, questions=2, answers=3, dtype=dtype)
-        row = start.try_step(policy, optimizer, GENERATE(4096, "train"), s, assigning(name, s), train.learn)
+        row, logged = start.try_step(policy, optimizer, GENERATE(4096, "train"), s, assigning(name, s), train.learn)
+        assert logged == ({"bonus"} if name == "curious" else set())
         assert row["grad_norm"] > 0 and "critic_loss" in row
     assert all(torch.equal(x, before[key]) for key, x in both.state_dict().items())
     assert not any(learner.state for learner in (optimizer.adamw, *(head.optimizer for head in policy.heads.values())))
@@ -307,7 +311,7 @@ def test_a_run_is_the_same_with_and_without_a_trial_step(quick, tmp_path, monkey
         place.mkdir()
         monkeypatch.chdir(place)
         if place.name == "without":
-            monkeypatch.setattr(start, "try_step", lambda *_: ["critic_loss", "explained_variance"])
+            monkeypatch.setattr(start, "try_step", lambda *_: (["critic_loss", "explained_variance"], ()))
         for seed in (torch.manual_seed, np.random.seed, random.seed):
             seed(0)
         run(*TINY, "--mitigation", "ppo", "--steps", 2, "--state_every", 1, "--pass_at", 0, "--out", "run")
@@ -367,6 +371,8 @@ ANOTHER = "gives a response another number when others stand elsewhere"
 
 @pytest.mark.parametrize("place, name, stand_in, said", [
     (MITIGATIONS, "none", lambda batch: batch.logprob.exp_(), "none changes a field of the batch"),
+    (MITIGATIONS, "none", replace(uniform, function=lambda batch: batch.log.update(x=batch.reward) or batch.logprob),
+     r"none must log x of shape \(B, T\)"),
     (MITIGATIONS, "none", lambda batch: batch.grades["letters"][:, None],
      "batch.grades has no letters: the grade of this task returns no"),
     (ADVANTAGES, "grpo", lambda r, s: r - r.mean(1), "--advantage grpo fails on 3 responses to each of 2 puzzles"),
@@ -509,9 +515,12 @@ def test_what_cannot_work_is_refused_in_one_sentence(flags, named, tmp_path, ref
 def test_a_run_that_fails_ends_in_one_sentence(quick, tmp_path, monkeypatch, refusal):
     """Credit that is infinite where the rehearsal does not look, a loss that diverges, and no memory."""
     late = lambda batch: uniform(batch) / (batch.mask.shape[1] <= 8)
-    with monkeypatch.context() as patch:
-        patch.setitem(MITIGATIONS, "none", replace(uniform, function=late))
-        assert str(tmp_path / "late") in refusal(train, *TINY, "--max_new_tokens", 80, "--out", tmp_path / "late")
+    logs = lambda batch: batch.log.update({"new": batch.entropy} if batch.mask.shape[1] > 8 else {}) or batch.logprob
+    for function, said in (late, str(tmp_path / "late")), (logs, "batch.log has new in step 1, unlike in the trial"):
+        with monkeypatch.context() as patch:
+            patch.setitem(MITIGATIONS, "none", replace(uniform, function=function))
+            assert said in refusal(train, *TINY, "--max_new_tokens", 80, "--out", tmp_path / "late")
+            shutil.rmtree(tmp_path / "late")
     message = refusal(train, *SMALL, "--steps", 3, "--lr", 1e9, "--out", tmp_path / "lr")
     assert "--lr" in message and str(tmp_path / "lr") in message
     for error in (MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")):

@@ -31,7 +31,8 @@ PRETRAINED = ("words", "laptop", "twenty", "original", "warm", "first-smollm2", 
 
 APART = ("regrade_ablation",  # hardly more than `none`
          "shuffled", "expert_iteration", "oracle", "process_reward", "ppo_process", "share",
-         "positives")  # compared by designs.md
+         "positives",  # compared by designs.md
+         "curious")  # came later
 METHODS = tuple(name for name in MITIGATIONS if name not in APART)
 RLOO_FLAGS = "none --advantage rloo"  # is it only the division by the deviation of the rewards?
 AHEAD = ("none", RLOO_FLAGS, "optimal_baseline", "ppo", "vineppo")  # ahead, or what these are compared with: ten seeds
