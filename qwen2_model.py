@@ -246,7 +246,12 @@ class Qwen2(nn.Module):
 class Cache:
     """The keys and values of what R rows have read, so that each token is computed once.
 
-    A column holds one token of each row, or none. Its position says where in the row's text the token stands.
+    A column holds one token of each row, or none. Its position says where in the row's text the token stands. Two
+    prompts, a b c and d e, were read but for their last tokens, padded; then each row read its last one:
+
+        column     0  1  2     position  0  1  2          length
+        row 0      a  b  c               0  1  2          3
+        row 1      d     e               0  NOWHERE  1    2
     """
 
     def __init__(self, model: Qwen2, R: int):

@@ -207,9 +207,9 @@ def tokens_of(samples: Samples) -> list[list[int]]:
 def decode_and_grade(policy: Policy, puzzles: list, tokens: list[list[int]], before: Replies,
                      grade: Callable) -> tuple[list[tuple[str, list]], list[dict[str, float]]]:
     """Text with token spans, and grades, of each of B responses, given as its tokens and the replies before these."""
-    several_turns, decoded, grades = hasattr(policy.task, "reply"), [], []
+    several_turns, G, decoded, grades = hasattr(policy.task, "reply"), len(tokens) // len(puzzles), [], []
     for i, (own, replies) in enumerate(zip(tokens, before)):
-        puzzle = puzzles[i * len(puzzles) // len(tokens)]
+        puzzle = puzzles[i // G]
         text, spans, turns = decode(policy, own, replies)
         decoded.append((text, spans))
         grades.append(check_grade(grade(text, puzzle, turns) if several_turns else grade(text, puzzle)))

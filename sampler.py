@@ -119,7 +119,7 @@ def generate(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_token
     limit = torch.full((B,), T, device=device) if limit is None else limit.to(device)  # (B,)
     tokens = torch.zeros(B, T, dtype=torch.long, device=device)
     mask = torch.zeros(B, T, dtype=torch.bool, device=device)
-    facts = wide(model.output_weight.new_zeros(3, B, T))  # log-prob, entropy, logit gradient
+    facts = wide(model.output_weight.new_zeros(3, B, T))  # log-prob, entropy, logit gradient, in this order
     ended = torch.zeros(B, dtype=torch.bool, device=device)
     # A tenth faster than no_grad. Autograd refuses what is made inside, so all that is returned was made above.
     with torch.inference_mode():
@@ -176,18 +176,18 @@ def read_prompts(model: Qwen2, prompts: list[list[int]]) -> tuple[Cache, Tensor]
     tokens = pad_sequence([torch.tensor(text) for text in texts], batch_first=True).to(model.norm.device)  # (texts, P)
     cache = Cache(model, len(texts))
     model.hidden(tokens[:, :-1], cache)
-    text = torch.tensor(text_of, device=tokens.device)  # (Q,)
-    last = torch.tensor([len(prompt) - 1 for prompt in prompts], device=tokens.device)  # (Q,) the place of a last token
-    cache = cache.rows(text)
-    cache.forget_after(last)
-    return cache, tokens[text, last]
+    row = torch.tensor(text_of, device=tokens.device)  # (Q,)
+    length = torch.tensor([len(prompt) - 1 for prompt in prompts], device=tokens.device)  # (Q,) without the last token
+    cache = cache.rows(row)
+    cache.forget_after(length)  # what a longer text or padding has behind it
+    return cache, tokens[row, length]
 
 
 # --------------------------------------------------------------------------------------------- finished responses
 
 
 class Part(NamedTuple):
-    """Of b responses, r that have about the same length, as the model reads them."""
+    """Some of b responses: r of about the same length, as the model reads them."""
 
     rows: Tensor  # (r,) which of the b they are
     inputs: Tensor  # (r, S) the prompt's last token, then what follows it, but for the very last token
@@ -196,7 +196,7 @@ class Part(NamedTuple):
     tokens: Tensor  # (n,) these sampled tokens, row by row
 
 
-def parts_of(cache: Cache, last: Tensor, prompt_of: Tensor, tokens: Tensor, sampled: Tensor,
+def in_parts(cache: Cache, last: Tensor, prompt_of: Tensor, tokens: Tensor, sampled: Tensor,
              at_once: int) -> Iterator[Part]:
     """b responses, ready for the model, at most at_once of like length in a part. Padding is hardly read.
 
@@ -238,12 +238,12 @@ def read_responses(reader: Callable, model: Qwen2, prompts: list[list[int]], pro
     """What a reader finds of each sampled token, (b, S, ...): column t has that of a row's t-th one, then come zeros.
 
     A reader is a function such as part_logprobs(model, part, ...), which returns (n, ...). It gets the part's rows of
-    each tensor of per_row (b, ...), too. prompt_of (b,): the prompt of each. The other arguments: see `parts_of`.
+    each tensor of per_row (b, ...), too. prompt_of (b,): the prompt of each. The other arguments: see `in_parts`.
     """
     asked, index = prompt_of.unique(return_inverse=True)
     cache, last = read_prompts(model, [prompts[q] for q in asked.tolist()])
     found = None
-    for part in parts_of(cache, last, index, tokens, sampled, at_once):
+    for part in in_parts(cache, last, index, tokens, sampled, at_once):
         values = reader(model, part, *(x[part.rows] for x in per_row))  # (n, ...)
         found = values.new_zeros(*sampled.shape, *values.shape[1:]) if found is None else found  # (b, S, ...)
         row = part.sampled.nonzero()[:, 0]  # (n,)
