@@ -263,7 +263,7 @@ class Cache:
         self.values = list(self.keys)  # of each layer (R, K, columns, d)
         self.position = torch.zeros(R, 0, dtype=torch.long, device=weight.device)  # (R, columns)
         self.length = torch.zeros(R, dtype=torch.long, device=weight.device)  # (R,) how many tokens a row has read
-        self.columns, self.room = 0, 0  # in use, and reserved behind these
+        self.columns, self.room = 0, 0  # in use; made by `reserve`
 
     def next_positions(self, S: int) -> Tensor:
         """The positions (R, S) of S new tokens in the texts of their rows."""
@@ -290,9 +290,8 @@ class Cache:
 
     def advance(self, own: Tensor) -> None:
         """New tokens at the positions own (R, S) have been read, which later ones see."""
-        S = own.shape[1]
-        self.position, self.length = torch.cat((self.position, own), dim=1), self.length + S
-        self.columns, self.room = self.columns + S, max(0, self.room - S)
+        self.position, self.length = torch.cat((self.position, own), dim=1), self.length + own.shape[1]
+        self.columns += own.shape[1]
 
     def rows(self, index: Tensor) -> Self:
         """A new cache of B rows, each of which goes on after row index (B,) of this one; with gradient."""
