@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # guessed: in OpenRLHF a tool result counts for nothing but as context: GAE runs over the tokens of the model, and the
 # overlong penalty counts those
-# seen: GAE takes the value of a tool result as 0 and decays by lambda over each of its tokens. So the token that ends a
-# call has minus its value as its advantage, and what comes before a result of 40 tokens sees 0.13 of what comes after
-# (lambda 0.95). At lambda 1, the default, advantages are right. The response_length of the overlong penalty reaches from
-# the first to the last token of the model, with all results between: a long result costs up to the whole penalty
+# seen: GAE takes the value of a tool result as 0 and decays by lambda over each of its tokens. So the token that ends
+# a call has minus its value as its advantage, and what comes before a result of 40 tokens sees 0.13 of what comes
+# after (lambda 0.95). At lambda 1, the default, advantages are right. The response_length of the overlong penalty
+# reaches from the first to the last token of the model, with all results between: a long result costs up to the whole
+# penalty
 # with: openrlhf 0.11.2, ray 2.60.0, transformers 5.23.0, torch 2.13.0
 set -eu
 work=$(mktemp -d)
@@ -38,8 +39,8 @@ VALUE, PROMPT, TURN = 0.5, 3, 4  # what a critic says at every token; tokens of 
 def run(result, lambd, buffer=None):
     """Reward, and advantages of the model's tokens, of prompt, turn, tool result and turn, which earned 1."""
     second = PROMPT + TURN + result
-    response = dict(observation_tokens=list(range(second + TURN)), rollout_log_probs=None, prompt="", label="", reward=1.0,
-                    action_ranges=[(PROMPT, PROMPT + TURN), (second, second + TURN)])
+    response = dict(observation_tokens=list(range(second + TURN)), rollout_log_probs=None, prompt="", label="",
+                    reward=1.0, action_ranges=[(PROMPT, PROMPT + TURN), (second, second + TURN)])
     sample = SamplesGenerator._process_response_into_experience(None, response, max_len=1000)
     sample.index = [0]
     sample.kl = torch.zeros(sample.action_mask.shape)
