@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # guessed: in OpenRLHF a tool result counts for nothing but as context: GAE runs over the tokens of the model, and the
 # overlong penalty counts those
-# seen: GAE takes the value of a tool result as 0 and decays by lambda over each of its tokens. So the token that ends
-# a call has minus its value as its advantage, and what comes before a result of 40 tokens sees 0.13 of what comes
-# after (lambda 0.95). At lambda 1, the default, advantages are right. The response_length of the overlong penalty
+# seen: GAE takes the value of a tool result as 0 and decays by lambda over each of its tokens. With lambda 0.95 a
+# result of 40 tokens leaves 0.13 of what comes after it, so the token that ends the call has almost minus its value
+# as its advantage. At lambda 1, the default, advantages are right. The response_length of the overlong penalty
 # reaches from the first to the last token of the model, with all results between: a long result costs up to the whole
 # penalty
 # with: openrlhf 0.11.2, ray 2.60.0, transformers 5.23.0, torch 2.13.0
