@@ -12,7 +12,8 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$work"
 python3 -m venv venv
-venv/bin/pip install -q torch==2.13.0 transformers==5.23.0 ray==2.60.0 sympy==1.14.0 pylatexenc==2.10 tqdm wheel ninja setuptools
+venv/bin/pip install -q torch==2.13.0 transformers==5.23.0 ray==2.60.0 sympy==1.14.0 pylatexenc==2.10 tqdm \
+    wheel ninja setuptools
 PIP_NO_DEPS=1 venv/bin/pip install -q --no-build-isolation openrlhf==0.11.2
 venv/bin/python -W ignore - <<'EOF'
 import importlib.util
