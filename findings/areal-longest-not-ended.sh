@@ -17,7 +17,7 @@ venv/bin/pip install -q torch==2.10.0 torchdata==0.11.0 transformers==5.3.0 data
     prettytable==3.18.0 psutil==7.2.2 pybase64==1.5.1 pydantic==2.14.4 swanlab==0.10.3 tabulate==0.10.0 \
     tensorboardX==2.6.5 tenacity==9.2.1 trackio==0.43.0 uvicorn==0.54.0 uvloop==0.23.0 \
     wandb==0.31.0
-PIP_NO_DEPS=1 venv/bin/pip install -q areal==1.0.4
+PIP_NO_DEPS=1 venv/bin/pip install -q areal==1.0.4 torch==2.10.0
 venv/bin/python -W ignore - 2>errors.txt <<'EOF' || { cat errors.txt; exit 1; }
 import logging
 

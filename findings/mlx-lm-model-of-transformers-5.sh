@@ -11,7 +11,8 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$work"
 python3 -m venv venv
-venv/bin/pip install -q mlx-lm==0.32.2 'mlx[cpu]==0.32.4' transformers==5.23.0 torch==2.13.0
+venv/bin/pip install -q mlx-lm==0.32.2 mlx==0.32.4 transformers==5.23.0 torch==2.13.0
+venv/bin/pip install -q 'mlx[cpu]==0.32.4'
 venv/bin/python -W ignore - <<'EOF'
 import json
 from pathlib import Path

@@ -14,7 +14,9 @@ cd "$work"
 python3 -m venv venv
 venv/bin/pip install -q torch==2.13.0 transformers==5.23.0 ray==2.60.0 sympy==1.14.0 pylatexenc==2.10 tqdm \
     wheel ninja setuptools
-PIP_NO_DEPS=1 venv/bin/pip install -q --no-build-isolation openrlhf==0.11.2
+export PIP_NO_DEPS=1
+venv/bin/pip install -q --no-build-isolation openrlhf==0.11.2  # building it needs torch
+venv/bin/pip install -q openrlhf==0.11.2 ray==2.60.0 transformers==5.23.0 torch==2.13.0
 venv/bin/python -W ignore - <<'EOF'
 import importlib.util
 import os

@@ -12,7 +12,7 @@ cd "$work"
 python3 -m venv venv
 venv/bin/pip install -q torch==2.13.0 ray==2.60.0 omegaconf==2.4.0 nvidia-ml-py==13.615.71 psutil==7.2.2 \
     regex==2026.11.19 sympy==1.14.0 pydantic==2.14.4 setuptools==84.2.1 tqdm==4.70.1
-PIP_NO_DEPS=1 venv/bin/pip install -q rlinf==0.3.0
+PIP_NO_DEPS=1 venv/bin/pip install -q rlinf==0.3.0 ray==2.60.0 torch==2.13.0
 venv/bin/python -W ignore - <<'EOF'
 import torch
 from rlinf.algorithms import advantages as _  # noqa: F401  registers gae
