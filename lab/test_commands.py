@@ -12,7 +12,7 @@ import pytest
 from matplotlib.figure import Figure
 
 import analyze
-from lab import heads, pages, statistics
+from lab import heads, pages, redo, statistics
 from lab.gradients import measure as gradients, pretrained, silent
 from lab.original import roles
 from lab.playground import __main__ as playground
@@ -26,6 +26,7 @@ from tests.test_pages import ROOT
 
 REFUSED = {
     analyze: [("", "required: RUN"), ("--steps 3", "--steps"), ("nowhere", "nowhere is not a run folder")],
+    redo: [("nowhere", "nowhere")],
     roles: [("--types mine here", "--types"), ("here", "--types"), ("--types original", "RUN")],
     gradients: [("--model no/such/model", "no/such/model")],
     ground_truth: [("--model no/such/model", "no/such/model"), ("--data no/such.jsonl", "no/such.jsonl"),
@@ -50,7 +51,8 @@ def test_a_wrong_command_is_refused_in_one_sentence(program, words, said, refusa
 
 
 TESTED = {"gradients.measure", "original.attention", "original.part4", "original.roles", "original.undetached",
-          "real.report", "real.weights", "rollouts", "rollouts.trl", "study.run", "truth.measure", "truth.score"}  # where their own tests call them
+          "real.report", "real.weights", "redo", "rollouts", "rollouts.trl", "study.run", "truth.measure",
+          "truth.score"}  # where their own tests call them
 SMALL = {  # the other commands, with their words, and what makes them cheap
     pages: ("", {}), pretrained: ("", {}), silent: ("", {}), turns: ("--tables", {}), values: ("", {}),
     playground: ("--out {}/out.html", {  # test_page.py calls build
