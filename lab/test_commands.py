@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 import analyze
 from lab import heads, pages, redo, statistics
-from lab.gradients import measure as gradients, pretrained
+from lab.gradients import measure as gradients
 from lab.original import roles
 from lab.real import problems
 from lab.speed import benchmark, contestants
@@ -51,7 +51,7 @@ TESTED = {"gradients.measure", "original.roles", "original.undetached",
           "real.report", "real.weights", "redo", "rollouts", "rollouts.trl", "study.run", "truth.measure",
           "truth.score"}  # where their own tests call them
 SMALL = {  # the other commands, with their words, and what makes them cheap
-    pages: ("", {}), pretrained: ("", {}), turns: ("--tables", {}), values: ("", {}),
+    pages: ("", {}), turns: ("--tables", {}), values: ("", {}),
     problems: ("", {"COUNT": 40, "FOLDER": Path()}),
     benchmark: ("--out {}/out.md", {"WARM_UPS": 0, "ROUNDS": 1, "FIXED": {"x 4 tokens": {"limit": 4, "fixed": True}},
                                     "start": lambda kind, *_, **__: contextlib.nullcontext(kind)}),
@@ -86,7 +86,7 @@ def test_a_command_of_the_pages_runs(program, tmp_path, monkeypatch, capsys):
         monkeypatch.setattr(program, name, value)
     monkeypatch.setattr(sys, "argv", ["program.py", *words.format(tmp_path).split()])
     program.main()
-    if program in (pages, pretrained, turns):
+    if program in (pages, turns):
         assert written and all(file.read_text(encoding="utf-8") == text for file, text in written.items())
         assert program is pages or " nan" not in "".join(written.values())
     elif program is benchmark:  # of 12 puzzles, 8 responses, 4 tokens
