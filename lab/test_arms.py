@@ -205,7 +205,7 @@ def test_asterisks_are_corrected_over_their_column():
 
 def test_the_table_of_a_room_by_hand(room, monkeypatch):
     """Guards against points for percent, a difference of the wrong sign, seeds that lack an arm, and the cost of
-    another arm. ± by hand: two runs a side, a point apart; Student's t with one degree of freedom, Welch's with two."""
+    another arm. ± by hand: two runs a side, a point apart; t with one degree of freedom, Welch's with two."""
     rows = rows_of(room._replace(seeds=range(3)))[:-1]  # the last seed has the first arm alone
     for row, area in zip(rows, (0.20, 0.30, 0.21, 0.31, 0.90)):
         row |= {"area": f"{area}", "curve": f"0:{area} 2:{area}", "end": f"{area}"}

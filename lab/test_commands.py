@@ -12,12 +12,11 @@ import pytest
 from matplotlib.figure import Figure
 
 import analyze
-from lab import heads, pages, redo, statistics
+from lab import arms, heads, pages, redo, statistics
 from lab.gradients import measure as gradients
 from lab.original import roles
 from lab.real import problems
 from lab.speed import benchmark, contestants
-from lab.study import run as study
 from lab.truth import checks, measure as ground_truth
 from lab.turns import noise, run as turns, values
 from tasks import guess_task
@@ -32,7 +31,7 @@ REFUSED = {
                    ("--questions 1", "--questions must be"), ("--rollouts 0", "--rollouts must be"),
                    ("--answers 1", "--answers 1 leaves no group"), ("--roll 8", "--roll"),
                    ("--max_new_tokens 1000000", "--max_new"), ("--device foo", "--device")],
-    study: [("--processes 0", "--processes"), ("--methods grpo", "--methods")],
+    turns: [("--processes 0", "--processes"), ("--table", "--table")],
 }
 
 
@@ -43,13 +42,12 @@ def test_a_wrong_command_is_refused_in_one_sentence(program, words, said, refusa
     """Guards against a traceback, or minutes of work, before the user learns what is wrong."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(heads, "fit", lambda *_: pytest.fail("it began to work"))
-    monkeypatch.setattr(study.subprocess, "Popen", lambda *_, **__: pytest.fail("it began to work"))
+    monkeypatch.setattr(arms.subprocess, "Popen", lambda *_, **__: pytest.fail("it began to work"))
     assert said in refusal(program, *words.split())
 
 
-TESTED = {"gradients.measure", "original.roles", "original.undetached",
-          "real.report", "real.weights", "redo", "rollouts", "rollouts.trl", "study.run", "truth.measure",
-          "truth.score"}  # where their own tests call them
+TESTED = {"gradients.measure", "original.roles", "original.undetached", "real.weights", "redo", "rollouts",
+          "rollouts.trl", "truth.measure", "truth.score"}  # where their own tests call them
 SMALL = {  # the other commands, with their words, and what makes them cheap
     pages: ("", {}), turns: ("--tables", {}), values: ("", {}),
     problems: ("", {"COUNT": 40, "FOLDER": Path()}),

@@ -13,7 +13,7 @@ import numpy as np
 
 from lab import arms
 from lab.arms import Room, difference, make_table, measured, read_groups, spent
-from lab.estimates import points, read_column
+from lab.estimates import read_column
 from lab.turns.values import grow
 from plumbing.comparison import Group
 from plumbing.report import GREY, PALETTE, Axes, Estimate, new_figure, t_estimate
