@@ -170,17 +170,17 @@ def write_rows(rows: list[dict], file: Path) -> None:
 
 def take_over(e: Experiment, code: int) -> str:
     """Give a run that ended its row, and remove what is large of it. Returns what is wrong where it gets none."""
-    if not is_finished(e.folder):
-        lines = e.log.read_text(encoding="utf-8", errors="replace").splitlines() or ["nothing"]
-        return f"ended with code {code}, and its last line was: {lines[-1]}"
     try:
+        if not is_finished(e.folder):
+            lines = e.log.read_text(encoding="utf-8", errors="replace").splitlines() or ["nothing"]
+            return f"ended with code {code}, and its last line was: {lines[-1]}"
         row = make_row(e)  # before the lock: it may measure for minutes
+        with (e.folder.parent / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # another process may be writing the rows
+            if e.folder.name not in (rows := e.room.rows()):
+                replace_file(e.room.folder / "runs.csv", lambda part: write_rows([*rows.values(), row], part))
     except (ValueError, OSError) as error:
         return str(error)
-    with (e.folder.parent / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # another process may be writing the rows
-        if e.folder.name not in (rows := e.room.rows()):
-            replace_file(e.room.folder / "runs.csv", lambda part: write_rows([*rows.values(), row], part))
     for name in ("credit", "checkpoints"):
         shutil.rmtree(e.folder / name, ignore_errors=True)
     (e.folder / "state.pt").unlink(missing_ok=True)
