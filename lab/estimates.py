@@ -4,18 +4,12 @@ from pathlib import Path
 
 import numpy as np
 
-from plumbing.report import Estimate, pm, t_estimate
+from plumbing.report import Estimate, pm
 
 
 def points(e: Estimate) -> str:
     """A share in percent, or a difference in points, ± half of its interval."""
     return pm(100 * e.value, 100 * (e.high - e.value), 1)
-
-
-def mean_cell(values: np.ndarray, digits: int = 3) -> str:
-    """The mean of independent values (n,) ± half of its 95% interval, Student's; empty without values."""
-    e = t_estimate(values)
-    return pm(e.value, e.high - e.value, digits)
 
 
 def cell(e: Estimate, digits: int = 2) -> str:

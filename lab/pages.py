@@ -1,8 +1,8 @@
 """Fill the pages of docs/, lab/ and findings/: tables from the rooms, methods.md from the credit functions' docstrings,
 and the table of findings/README.md from its scripts' first lines.
 
-    python -m lab.study.run --tables      tables and pictures of the study, from lab/study/runs.csv
-    python -m lab.pages               then the pages
+    python -m lab.turns.run --tables      a room's tables, from its rows
+    python -m lab.pages                   then the pages
 
 A page says where a table comes from, with the columns and, if not all, the rows that it shows:
 

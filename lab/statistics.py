@@ -4,7 +4,7 @@ from typing import Callable
 
 import numpy as np
 
-from plumbing.report import Estimate, ratio, student
+from plumbing.report import Estimate, ratio
 
 RESAMPLES = 2000  # of the bootstrap
 
@@ -77,21 +77,6 @@ def share(s: np.ndarray) -> np.ndarray:
     return s[..., 0] / s[..., 1]
 
 
-def mean_ratio(x: np.ndarray, over: np.ndarray, under: np.ndarray, puzzle: np.ndarray,
-               stratum: np.ndarray | int = 0) -> Estimate:
-    """Mean of x (N,) on the tokens `over` (N,) bool over its mean on `under`, with its interval. Given strata (N,),
-    `over` is weighted to be spread over them as `under` is; a stratum without either counts for neither."""
-    columns = [np.where(use & (stratum == i), values, 0.0) for i in range(np.max(stratum) + 1)
-               for use in (over, under) for values in (x, np.ones(len(x)))]
-
-    def statistic(s: np.ndarray) -> np.ndarray:
-        x_over, n_over, x_under, n_under = np.moveaxis(s.reshape(len(s), -1, 4), -1, 0)  # (draws, strata) each
-        both = (n_over > 0) & (n_under > 0)
-        return (both * n_under * x_over / np.maximum(n_over, 1)).sum(1) / (both * x_under).sum(1)
-
-    return bootstrap(statistic, sums(puzzle, *columns))
-
-
 def centred(x: np.ndarray, response: np.ndarray, by_rank: bool) -> np.ndarray:
     """Values (n,), or their ranks as shares, minus the mean of their response; exactly 0 where it has but one value."""
     out = np.zeros(len(x))
@@ -113,40 +98,6 @@ def rank_pair(x: np.ndarray, y: np.ndarray, columns: dict) -> tuple[Estimate, Es
     """Rank correlation of x and y (N,) over all tokens, and within responses over those with rollouts."""
     everywhere = correlate(ranks(x), ranks(y), columns["group"].astype(int))
     return everywhere, within(x, y, columns, columns["packets"] > 0, by_rank=True)
-
-
-def spearman(x: np.ndarray, y: np.ndarray) -> Estimate:
-    """Rank correlation of independent pairs (n,), (n,), NaN where either does not vary, with its 95% interval: that of
-    Fisher's z with variance (1 + r^2 / 2) / (n - 3) (Bonett and Wright, 2000)."""
-    if min(len(set(x)), len(set(y))) < 2:
-        return Estimate(float("nan"))
-    r = float(np.corrcoef(ranks(x), ranks(y))[0, 1])
-    if len(x) < 4 or abs(r) > 1 - 1e-12:
-        return Estimate(r)
-    z, half = np.arctanh(r), 1.96 * np.sqrt((1 + r**2 / 2) / (len(x) - 3))
-    return Estimate(r, float(np.tanh(z - half)), float(np.tanh(z + half)))
-
-
-def with_errors(x: list[Estimate], y: list[Estimate], draws: int = 4000) -> Estimate:
-    """Rank correlation of estimates (n,), (n,): the median and the 95% interval over draws, each of which adds to every
-    estimate a normal error as large as its interval says, and to Fisher's z one for the choice of the n pairs."""
-    if len(x) < 4:
-        return Estimate(float("nan"))
-    rng = np.random.default_rng(0)
-    value, error = np.array([[[e.value for e in column], [(e.high - e.low) / 3.92 for e in column]]
-                             for column in (x, y)]).transpose(1, 0, 2)  # (2, n) each
-    drawn = value + np.nan_to_num(error) * rng.normal(size=(draws, 2, len(x)))  # (draws, 2, n)
-    ranked = drawn.argsort(-1).argsort(-1)  # from 0: no two draws are equal
-    r = 1 - 6 * ((ranked[:, 0] - ranked[:, 1]) ** 2).sum(-1) / (len(x) * (len(x) ** 2 - 1))  # (draws,) Spearman's
-    r = r.clip(-0.999, 0.999)
-    found = np.arctanh(r) + rng.normal(size=draws) * np.sqrt((1 + r**2 / 2) / (len(x) - 3))
-    return Estimate(*np.tanh(np.quantile(found, (0.5, 0.025, 0.975))))
-
-
-def t_quantile(freedom: float, outside: float = 0.05) -> float:
-    """The t that Student's distribution exceeds in absolute value with this probability."""
-    t, further = student(freedom)
-    return float(np.interp(-outside, -further, t))
 
 
 def holm(p: dict[str, float]) -> set[str]:

@@ -12,13 +12,11 @@ import pytest
 from matplotlib.figure import Figure
 
 import analyze
-from lab import heads, pages, statistics
-from lab.gradients import measure as gradients, pretrained, silent
+from lab import arms, heads, pages, redo, statistics
+from lab.gradients import measure as gradients
 from lab.original import roles
-from lab.playground import __main__ as playground
 from lab.real import problems
 from lab.speed import benchmark, contestants
-from lab.study import run as study
 from lab.truth import checks, measure as ground_truth
 from lab.turns import noise, run as turns, values
 from tasks import guess_task
@@ -26,15 +24,14 @@ from tests.test_pages import ROOT
 
 REFUSED = {
     analyze: [("", "required: RUN"), ("--steps 3", "--steps"), ("nowhere", "nowhere is not a run folder")],
+    redo: [("nowhere", "nowhere")],
     roles: [("--types mine here", "--types"), ("here", "--types"), ("--types original", "RUN")],
     gradients: [("--model no/such/model", "no/such/model")],
     ground_truth: [("--model no/such/model", "no/such/model"), ("--data no/such.jsonl", "no/such.jsonl"),
                    ("--questions 1", "--questions must be"), ("--rollouts 0", "--rollouts must be"),
                    ("--answers 1", "--answers 1 leaves no group"), ("--roll 8", "--roll"),
                    ("--max_new_tokens 1000000", "--max_new"), ("--device foo", "--device")],
-    playground: [("--truth nowhere", "nowhere"), ("--tru", "--tru"),
-                 (f"--model {playground.MODEL.with_name('math-tiny')}", "the truth is about another model")],
-    study: [("--processes 0", "--processes"), ("--methods grpo", "--methods")],
+    turns: [("--processes 0", "--processes"), ("--table", "--table")],
 }
 
 
@@ -45,16 +42,14 @@ def test_a_wrong_command_is_refused_in_one_sentence(program, words, said, refusa
     """Guards against a traceback, or minutes of work, before the user learns what is wrong."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(heads, "fit", lambda *_: pytest.fail("it began to work"))
-    monkeypatch.setattr(study.subprocess, "Popen", lambda *_, **__: pytest.fail("it began to work"))
+    monkeypatch.setattr(arms.subprocess, "Popen", lambda *_, **__: pytest.fail("it began to work"))
     assert said in refusal(program, *words.split())
 
 
-TESTED = {"gradients.measure", "original.attention", "original.part4", "original.roles", "original.undetached",
-          "real.report", "real.weights", "rollouts", "rollouts.trl", "study.run", "truth.measure", "truth.score"}  # where their own tests call them
+TESTED = {"gradients.measure", "original.roles", "original.undetached", "real.weights", "redo", "rollouts",
+          "rollouts.trl", "truth.measure", "truth.score"}  # where their own tests call them
 SMALL = {  # the other commands, with their words, and what makes them cheap
-    pages: ("", {}), pretrained: ("", {}), silent: ("", {}), turns: ("--tables", {}), values: ("", {}),
-    playground: ("--out {}/out.html", {  # test_page.py calls build
-        "build": lambda *_: "page", "replace_file": lambda file, write: write(file)}),
+    pages: ("", {}), turns: ("--tables", {}), values: ("", {}),
     problems: ("", {"COUNT": 40, "FOLDER": Path()}),
     benchmark: ("--out {}/out.md", {"WARM_UPS": 0, "ROUNDS": 1, "FIXED": {"x 4 tokens": {"limit": 4, "fixed": True}},
                                     "start": lambda kind, *_, **__: contextlib.nullcontext(kind)}),
@@ -89,7 +84,7 @@ def test_a_command_of_the_pages_runs(program, tmp_path, monkeypatch, capsys):
         monkeypatch.setattr(program, name, value)
     monkeypatch.setattr(sys, "argv", ["program.py", *words.format(tmp_path).split()])
     program.main()
-    if program in (pages, pretrained, silent, turns):
+    if program in (pages, turns):
         assert written and all(file.read_text(encoding="utf-8") == text for file, text in written.items())
         assert program is pages or " nan" not in "".join(written.values())
     elif program is benchmark:  # of 12 puzzles, 8 responses, 4 tokens

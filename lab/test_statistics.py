@@ -6,51 +6,13 @@ import numpy as np
 import pytest
 
 from lab.estimates import cell, read_cell
-from lab.statistics import (RESAMPLES, bootstrap, correlate, holm, mean_ratio, resampled, share, spearman,
-                            spread_within, sums, with_errors)
+from lab.statistics import RESAMPLES, bootstrap, correlate, holm, ranks, resampled, share, spread_within, sums
 from plumbing.report import Estimate, pm
 
 
-def test_spearman_by_the_textbook():
-    """Guards against ranks of ties by place, and an interval of Pearson's or of what does not vary."""
-    x, y = np.array([3.0, 1, 2, 10, 5, 4]), np.array([0.1, 0.3, 0.2, 0.9, 0.5, 0.05])
-    d = np.array([3, 1, 2, 6, 5, 4]) - [2, 4, 3, 6, 5, 1]  # without ties it is 1 - 6 sum d^2 / (n^3 - n)
-    e = spearman(x, y)
-    assert e.value == pytest.approx(1 - 6 * sum(d**2) / (6**3 - 6))
-    width = 1.96 * math.sqrt((1 + e.value**2 / 2) / 3)
-    assert np.arctanh(e[1:3]) - np.arctanh(e.value) == pytest.approx([-width, width])
-    tied = spearman(np.array([1.0, 1, 2, 3]), np.array([5.0, 6, 7, 7]))
-    assert tied.value == pytest.approx(statistics.correlation([1.5, 1.5, 3, 4], [1, 2, 3.5, 3.5]))
-    assert math.isnan(spearman(np.ones(5), x[:5]).value) and math.isnan(spearman(x[:5], np.ones(5)).value)
-    assert math.isnan(spearman(x, x).low) and math.isnan(spearman(x[:3], y[:3]).low)
-    assert math.isfinite(spearman(x[:4], y[:4]).low)
-
-
-def test_a_ratio_of_means_matched_by_hand():
-    """Guards against weights of the wrong side, and a stratum that only one side has."""
-    x, stratum = np.array([1.0, 2, 3, 4, 10, 20, 90]), np.array([0, 0, 0, 0, 1, 1, 2])
-    over = np.array([1, 1, 1, 0, 1, 0, 1], bool)  # 1, 2, 3 | 10 | 90 over 4 | 20 | nothing
-    assert mean_ratio(x, over, ~over, np.zeros(7, int)).value == pytest.approx((106 / 5) / 12)
-    assert mean_ratio(x, over, ~over, np.zeros(7, int), stratum).value == pytest.approx((2 + 10) / (4 + 20))
-    assert mean_ratio(x, ~over, over, np.zeros(7, int), stratum).value == pytest.approx((3 * 4 + 20) / (6 + 10))
-
-
-@pytest.mark.parametrize("errors", [(0.0, 0.0), (1.0, 0.5)])
-def test_errors_shrink_a_correlation_by_as_much_as_they_should(errors):
-    """Guards against errors twice or half as large: of a normal pair of correlation r, each redrawn with its error e,
-    the correlation is r / sqrt((1 + e_x^2) (1 + e_y^2)), here with that of ranks; without, it is Spearman's."""
-    rng, r = np.random.default_rng(3), 0.8
-    x, noise = rng.normal(size=(2, 3000))
-    columns = [[Estimate(v, v - 1.96 * e, v + 1.96 * e) for v in values]
-               for values, e in zip((x, r * x + math.sqrt(1 - r**2) * noise), errors)]
-    shrunk = r / math.sqrt(math.prod(1 + e**2 for e in errors))
-    found = with_errors(*columns, draws=100)
-    assert found.value == pytest.approx(6 / math.pi * math.asin(shrunk / 2), abs=0.03)
-    few = [column[:12] for column in columns]
-    if errors == (0.0, 0.0):
-        expected = spearman(*(np.array([e.value for e in column]) for column in few))
-        assert list(with_errors(*few)[:3]) == pytest.approx(expected[:3], abs=0.03)
-    assert math.isnan(with_errors(*(column[:3] for column in columns)).value)
+def test_equal_values_share_their_rank():
+    """Guards against ranks of ties by place, and ranks from 0."""
+    assert ranks(np.array([5.0, 1, 1, 7, 5, 5])).tolist() == [4, 1.5, 1.5, 6, 4, 4]
 
 
 def test_the_bootstrap_draws_whole_puzzles():

@@ -16,7 +16,6 @@ from torch import Tensor
 import countdown_task
 from grpo import compare
 from lab.estimates import cell
-from lab.gradients.rank import products
 from lab.heads import fitted_methods
 from lab.statistics import jackknife
 from lab.updates import credit_gradients
@@ -24,6 +23,11 @@ from plumbing.report import Table
 from rollout import TokenBatch
 
 METHODS = fitted_methods(countdown_task)
+
+
+def products(x: Tensor, y: Tensor) -> np.ndarray:
+    """All inner products (n, m) of the rows of x (n, P) and y (m, P), in double precision."""
+    return (x.double() @ y.double().T).cpu().numpy()
 
 
 def cross(gram: np.ndarray, use: np.ndarray) -> float:

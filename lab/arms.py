@@ -1,0 +1,317 @@
+"""One engine for every room that trains. A room's run.py declares its arms, what is alike, and its seeds:
+
+    ROOM = Room(Path(__file__).parent, "--steps 50 --lr 2.8e-4", range(5), {
+        "RLOO": "none --advantage rloo", "GRPO": "none", "half": "outcome_conditional --think_discount 0.5"})
+
+    if __name__ == "__main__":
+        main(ROOM, __doc__)
+
+`python -m lab.NAME.run` trains what has no row in the room's runs.csv, seeds in the outer loop, and resumes; then, or
+with --tables at once, it writes tables.md: each arm beside the first one. A run that has its row loses its logs and
+checkpoints, not its model. While a program measures speed (lab/quiet.py) all runs pause. Not on Windows.
+"""
+import csv
+import fcntl
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Callable, Iterable, Iterator, NamedTuple
+
+import numpy as np
+
+from lab import quiet
+from lab.estimates import points
+from lab.statistics import holm
+from plumbing.comparison import Group
+from plumbing.files import replace_file
+from plumbing.flags import new_parser
+from plumbing.progress import clock, fail, one_sentence
+from plumbing.registry import require
+from plumbing.report import Estimate, Table, t_estimate
+from plumbing.runs import heldout, is_finished, read_config, read_metrics
+
+ABOUT = ("run", "arm", "part", "level", "method", "setting", "command")  # columns of text; some are of older rows
+BY_STEP = ("curve", "spent")  # success, and weighted tokens so far, as `step:value` pairs
+COSTS = {"tokens_sampled": 1, "tokens_read": 1, "tokens_updated": 3}  # in forward passes; a backward pass is two
+NOTE = ("Success in percent, at the end and averaged over training (area), ± half of a 95% interval over seeds; "
+        "differences in points, with Welch's. * is significant at 5% after Holm's correction over the column. Equal "
+        "cost: until the arm that spent less ended. Cost: weighted tokens, the first arm's = 1.")
+
+
+def success(run: Path) -> dict[float, float]:
+    """Held-out success of a run by step."""
+    return dict(zip(*(column.tolist() for column in heldout(read_metrics(run))[:2])))
+
+
+class Room(NamedTuple):
+    """What a room trains."""
+
+    folder: Path  # of runs.csv and tables.md
+    alike: str  # flags of all arms
+    seeds: Iterable[int]
+    arms: dict[str, str]  # by name, the method and its flags; the others are compared with the first
+    version: int = 3  # of a new row. Raise it when a change alters what runs give: no contrast spans two versions
+    least: int = 2  # seeds that all arms must have before there are tables
+    program: str = "train.py"
+    measure: Callable[[Path], dict[float, float]] = success  # of a finished run, by step
+
+    def runs(self) -> list["Experiment"]:
+        """All runs, in order."""
+        return [Experiment(self, arm, seed) for seed in self.seeds for arm in self.arms]
+
+    def rows(self) -> dict[str, dict[str, str]]:
+        """The rows of runs.csv by run."""
+        file = self.folder / "runs.csv"
+        rows = list(csv.DictReader(file.read_text(encoding="utf-8").splitlines())) if file.is_file() else []
+        if any(None in (*row, *row.values()) for row in rows):
+            raise ValueError(f"{file} has a line that is not a row: was a merge conflict left in it?")
+        return {row["run"]: row for row in rows}
+
+
+class Experiment(NamedTuple):
+    """One run of a room."""
+
+    room: Room
+    arm: str
+    seed: int
+
+    @property
+    def folder(self) -> Path:
+        """The run folder; its name is that of the row."""
+        flags = self.room.arms[self.arm].replace(" --", "-").replace(" ", "-")
+        return Path("runs", self.room.folder.name, f"{flags}-seed{self.seed}")
+
+    @property
+    def log(self) -> Path:
+        """Where the output of the run goes."""
+        return self.folder.with_name(f"{self.folder.name}.log")
+
+    @property
+    def command(self) -> str:
+        """The command that makes the run."""
+        return (f"python {self.room.program} --mitigation {self.room.arms[self.arm]} {self.room.alike} "
+                f"--seed {self.seed} --out {self.folder}")
+
+    def next_command(self) -> str:
+        """The same, or the one that resumes the run."""
+        return f"python {self.room.program} --resume {self.folder}" if self.folder.is_dir() else self.command
+
+
+# ----------------------------------------------------------------------------------------------- runs, and rows
+
+
+def train_all(runs: list[Experiment], processes: int) -> Iterator[tuple[Experiment, int]]:
+    """Start or resume runs, `processes` at a time; yields each with its exit code when it ends, or is found finished.
+    Nothing runs after this is closed."""
+    waiting, running, paused, threads = list(runs), [], False, max(1, (os.cpu_count() or 1) // processes)
+
+    def tell(number: signal.Signals) -> None:
+        for _, process in running:
+            process.send_signal(number)
+
+    try:
+        while waiting or running:
+            while waiting and len(running) < processes and not paused:
+                e = waiting.pop(0)
+                if is_finished(e.folder):
+                    yield e, 0
+                else:
+                    running.append((e, start(e, threads)))
+            for e, process in [pair for pair in running if pair[1].poll() is not None]:
+                running.remove((e, process))
+                yield e, process.returncode
+            if quiet.asked_for() != paused:
+                paused = not paused
+                tell(signal.SIGSTOP if paused else signal.SIGCONT)
+            time.sleep(quiet.LOOK)
+    finally:
+        tell(signal.SIGCONT)  # a paused process would not notice that it is to end
+        tell(signal.SIGTERM)
+        for _, process in running:
+            process.wait()
+
+
+def start(e: Experiment, threads: int) -> subprocess.Popen:
+    """Start or resume a run, its output in its log."""
+    e.folder.parent.mkdir(parents=True, exist_ok=True)
+    with e.log.open("a") as log:
+        return subprocess.Popen([sys.executable, *shlex.split(e.next_command())[1:]], stdout=log, stderr=log,
+                                env=os.environ | {"OMP_NUM_THREADS": str(threads)})
+
+
+def make_row(e: Experiment) -> dict:
+    """The row of a finished run; ValueError for one with other settings, as after a trial."""
+    if read_config(e.folder)["command"].partition(" --")[2] != e.command.partition(" --")[2]:
+        raise ValueError(f"{e.folder} was made by another command than this room's: move it away")
+    curve, metrics = e.room.measure(e.folder), read_metrics(e.folder)
+    cost = np.nancumsum(sum(weight * metrics[name] for name, weight in COSTS.items()))  # (steps + 1,) NaN at the start
+    steps, values = list(curve), list(curve.values())
+    figures = {"steps": steps[-1], "area": np.trapezoid(values, steps) / np.ptp(steps), "start": values[0],
+               "end": values[-1], **{name: np.nansum(metrics[name]) for name in (*COSTS, "seconds")}}
+    return {"run": e.folder.name, "version": e.room.version, "arm": e.arm, "seed": e.seed, "command": e.command,
+            **{name: f"{x:.7g}" for name, x in figures.items()},
+            "curve": " ".join(f"{step:.0f}:{x:.6f}" for step, x in curve.items()),
+            "spent": " ".join(f"{step:.0f}:{cost[int(step)]:.7g}" for step in curve)}
+
+
+def write_rows(rows: list[dict], file: Path) -> None:
+    """A runs.csv with the columns of all rows; a row may lack some."""
+    with file.open("w", newline="", encoding="utf-8") as out:
+        writer = csv.DictWriter(out, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def take_over(e: Experiment, code: int) -> str:
+    """Give a run that ended its row, and remove what is large of it. Returns what is wrong where it gets none."""
+    try:
+        if not is_finished(e.folder):
+            lines = e.log.read_text(encoding="utf-8", errors="replace").splitlines() or ["nothing"]
+            return f"ended with code {code}, and its last line was: {lines[-1]}"
+        row = make_row(e)  # before the lock: it may measure for minutes
+        with (e.folder.parent / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # another process may be writing the rows
+            if e.folder.name not in (rows := e.room.rows()):
+                replace_file(e.room.folder / "runs.csv", lambda part: write_rows([*rows.values(), row], part))
+    except (ValueError, OSError) as error:
+        return str(error)
+    for name in ("credit", "checkpoints"):
+        shutil.rmtree(e.folder / name, ignore_errors=True)
+    (e.folder / "state.pt").unlink(missing_ok=True)
+    return ""
+
+
+def progress(room: Room, processes: int) -> str:
+    """How many runs are done, and how long the others will take: a fifth more, for evaluation, than those did."""
+    runs, rows = room.runs(), room.rows()
+    took = [float(rows[e.folder.name]["seconds"]) for e in runs if e.folder.name in rows]
+    eta = clock(1.2 * np.mean(took) * (len(runs) - len(took)) / processes) if took else "after the first run"
+    return f"{len(took)}/{len(runs)} runs done, ETA {eta}"
+
+
+def train(room: Room, processes: int) -> None:
+    """Train what has no row."""
+    rows, failed = room.rows(), 0
+    print(progress(room, processes), flush=True)
+    with closing(train_all([e for e in room.runs() if e.folder.name not in rows], processes)) as ended:
+        for e, code in ended:
+            problem = take_over(e, code)
+            failed += bool(problem)
+            print(f"{progress(room, processes)}  {e.folder.name}: {problem or 'done'}", flush=True)
+    if failed:
+        fail(f"runs that failed: {failed}; see above, and {e.folder.parent}/*.log")
+
+
+# ----------------------------------------------------------------------------------------------------- tables
+
+
+def figures_of(row: dict[str, str]) -> dict:
+    """The numbers of a row."""
+    return {name: float(text or "nan") for name, text in row.items() if name not in (*ABOUT, *BY_STEP)} | {
+        name: dict(map(float, point.split(":")) for point in row[name].split()) for name in BY_STEP}
+
+
+def read_groups(room: Room) -> dict[str, Group]:
+    """The runs of each arm, on the seeds that all arms have. ValueError where these are too few, or where rows are of
+    several versions."""
+    rows, found = room.rows(), {arm: {} for arm in room.arms}
+    for e in room.runs():
+        if e.folder.name in rows:
+            found[e.arm][e.seed] = figures_of(rows[e.folder.name])
+    seeds = [seed for seed in room.seeds if all(seed in runs for runs in found.values())]
+    require(len(seeds) >= room.least,
+            f"{len(seeds)} seeds have all arms, and tables wait for {room.least}: run without --tables")
+    groups = {arm: Group(arm, {seed: runs[seed] for seed in seeds}) for arm, runs in found.items()}
+    versions = {row["version"]: arm for arm, group in groups.items() for row in group.rows.values()}
+    require(len(versions) == 1, "runs of several versions can't be compared: "
+            + ", ".join(f"{arm} ({version:.0f})" for version, arm in versions.items()))
+    return groups
+
+
+def measured(group: Group) -> np.ndarray:
+    """The steps (m,) at which success of a group's runs was measured."""
+    return np.array(list(next(iter(group.rows.values()))["curve"]))
+
+
+def spent(group: Group) -> np.ndarray:
+    """The mean cost (m,) of a group's runs up to each measurement."""
+    return np.mean([list(row["spent"].values()) for row in group.rows.values()], 0)
+
+
+def success_at(group: Group, own: Iterable[float], places: Iterable[float]) -> np.ndarray:
+    """Success (seeds, n) of each run at n steps or costs, linear between its own (m,), where it was seen."""
+    return np.array([np.interp(places, own, list(row["curve"].values())) for row in group.rows.values()])
+
+
+def mean_success(group: Group, own: Iterable[float], places: Iterable[float]) -> np.ndarray:
+    """The mean (seeds,) over places of `success_at`."""
+    return np.trapezoid(success_at(group, own, places), places) / np.ptp(places)
+
+
+def difference(a: Group, b: Group, figure: str = "area") -> Estimate:
+    """A group minus another one in a figure, with Welch's interval. After as many steps, areas are read at the steps
+    of the group that was measured less often, as at equal cost."""
+    first, second = (measured(group).tolist() for group in (a, b))
+    if figure != "area" or first == second or first[-1] != second[-1]:
+        return t_estimate(a.values(figure), b.values(figure))
+    steps = min(first, second, key=len)
+    return t_estimate(mean_success(a, first, steps), mean_success(b, second, steps))
+
+
+def at_equal_cost(a: Group, b: Group) -> dict[str, float | Estimate]:
+    """The largest `cost` that both groups reached, and their difference there (`end`) and until there (`area`).
+
+    A line between two measurements lies below a concave curve, and further below where they are far apart. So both are
+    read at the costs of the group whose measurements are further apart.
+    """
+    sides = [(group, spent(group)) for group in (a, b)]  # with the cost (m,) of each measurement
+    cost = float(min(own[-1] for _, own in sides))
+    coarser = max((own for _, own in sides), key=lambda own: own[1])
+    costs = np.append(coarser[coarser < cost * (1 - 1e-9)], cost)  # (n,)
+    return {"cost": cost, "end": t_estimate(*(success_at(*side, [cost])[:, 0] for side in sides)),
+            "area": t_estimate(*(mean_success(*side, costs) for side in sides))}
+
+
+def make_table(title: str, note: str, columns: dict[str, dict[str, Estimate | str]], corrected: tuple[str, ...] = (),
+               of: str = "arm") -> Table:
+    """Columns by header, each by row; the first has all rows. An Estimate is in points, with * where it is significant
+    after Holm's correction over a column that is `corrected`."""
+    texts = []
+    for header, column in columns.items():
+        p = {name: e.p for name, e in column.items() if isinstance(e, Estimate)}
+        significant = holm(p) if header in corrected else ()
+        texts.append({name: points(e) + " *" * (name in significant) if name in p else e for name, e in column.items()})
+    rows = [[name, *(column.get(name, "") for column in texts)] for name in texts[0]]
+    return Table(title, note, [of, *columns], rows)
+
+
+def write_tables(room: Room) -> None:
+    """What each arm learned, and that minus what the first one did, as tables.md."""
+    first, *others = groups = list(read_groups(room).values())
+    ordered, minus = sorted(groups, key=lambda group: -group.values("area").mean()), f"area - {first.label}"
+    (room.folder / "tables.md").write_text(str(make_table("What the arms learned", NOTE, {
+        "seeds": {g.label: f"{len(g.rows)}" for g in ordered},
+        **{figure: {g.label: t_estimate(g.values(figure)) for g in ordered} for figure in ("end", "area")},
+        minus: {g.label: difference(g, first) for g in others},
+        "equal cost": {g.label: at_equal_cost(g, first)["area"] for g in others},
+        "cost": {g.label: f"{spent(g)[-1] / spent(first)[-1]:.2f}" for g in ordered}},
+        (minus, "equal cost"))), encoding="utf-8")
+
+
+@one_sentence("stopped; the same command resumes from here")
+def main(room: Room, description: str, write: Callable[[Room], None] = write_tables) -> None:
+    """Train what a room lacks, and write its tables."""
+    parser = new_parser(description=description)
+    parser.add_argument("--tables", action="store_true", help="train nothing")
+    parser.add_argument("--processes", type=int, default=1, help="runs at a time (default 1)")
+    args = parser.parse_args()
+    require(args.processes > 0, "--processes must be at least 1")
+    if not args.tables:
+        train(room, args.processes)
+    write(room)
