@@ -165,26 +165,6 @@ def copy_tokenizer(source: Path, target: Path) -> None:
         shutil.copyfile(file, copy)
 
 
-def check_disk(run: Path, s: Settings, parameters: Iterable[Tensor]) -> None:
-    """ValueError where the disk lacks room for what `save` will write; says how big a state will be if it is big.
-
-    A state has 12 bytes per trained parameter: a float32 weight and Adam's two moments. There are two states while a
-    new one is written beside the old one.
-    """
-    sizes = [(p.numel() * p.requires_grad, p.nbytes) for p in parameters]
-    state, weights = 12 * sum(count for count, _ in sizes), sum(size for _, size in sizes)  # bytes
-    checkpoints = 1 + (s.steps // s.checkpoint_every if s.checkpoint_every else 0)
-    needed = state * (2 if 0 < s.state_every < s.steps else 1) + weights * checkpoints
-    # A run to resume has some of it already.
-    needed -= sum(file.stat().st_size for kind in (STATE, "**/*.safetensors") for file in run.glob(kind))
-    folder = next(parent for parent in run.absolute().parents if parent.is_dir())
-    if s.steps and (free := shutil.disk_usage(folder).free) < needed:  # without a step nothing is saved
-        raise ValueError(f"{run} needs {needed / 2**30:.1f} GiB, but {folder} has {free / 2**30:.1f} GiB free: make "
-                         "room, choose another --out, or save less often with --checkpoint_every and --state_every")
-    if s.steps and state > 2**30:
-        print(f"{STATE} will take {state / 2**30:.1f} GiB, and twice that while a new one is written", flush=True)
-
-
 # ------------------------------------------------------------------------------------------------------ logs
 
 

@@ -1,6 +1,5 @@
 """Flags, files, the run folder and progress lines, without a model; and which file may import which."""
 import ast
-import contextlib
 import json
 import math
 import re
@@ -453,41 +452,6 @@ def test_a_run_is_finished_without_the_pass_rate_that_it_was_not_asked_for(new):
         (run / "config.json").write_text(json.dumps(config))
         (run / "final.json").write_text(json.dumps(final))
         assert is_finished(run) == finished
-
-
-@pytest.mark.parametrize("options, gib", [
-    ({}, 3.25), ({"steps": 10}, 1.75), ({"state_every": 0}, 1.75),
-    ({"checkpoint_every": 30}, 4.0), ({"steps": 0}, 0.0)], ids=str)
-def test_a_run_begins_only_where_its_files_have_room(options, gib, tmp_path, monkeypatch, capsys):
-    """Guards against a night's run that ends with its second state, for which the first must stay.
-
-    2^27 parameters in bfloat16 make a checkpoint of 0.25 GiB and a state of 1.5.
-    """
-    s, run = replace(Settings(), **options), tmp_path / "runs" / "r"
-    parameters = [torch.nn.Parameter(torch.empty(2**26, dtype=torch.bfloat16, device="meta"))] * 2
-
-    def check(gib, parameters=parameters):
-        monkeypatch.setattr(run_folder.shutil, "disk_usage", lambda _: SimpleNamespace(free=int(gib * 2**30)))
-        run_folder.check_disk(run, s, parameters)
-
-    check(gib)
-    assert ("GiB, and twice that" in capsys.readouterr().out) == (gib > 0)
-    if gib:
-        with pytest.raises(ValueError, match=f"needs {gib:.1f} GiB, but .* has {gib - 0.25:.1f} GiB free"):
-            check(gib - 0.25)
-        run.mkdir(parents=True)
-        with (run / "state.pt").open("wb") as file:  # which a run to resume has already
-            file.truncate(2**28)
-        check(gib - 0.25)
-
-
-def test_frozen_weights_need_room_in_the_checkpoint_alone(tmp_path, monkeypatch):
-    """Guards against a run with LoRA that is refused for a state of the whole model, or not for its checkpoint."""
-    frozen = torch.nn.Parameter(torch.empty(2**27, dtype=torch.bfloat16, device="meta"), requires_grad=False)
-    for free, refused_there in ((0.25, False), (0.24, True)):
-        monkeypatch.setattr(run_folder.shutil, "disk_usage", lambda _: SimpleNamespace(free=free * 2**30))
-        with pytest.raises(ValueError, match="needs 0.2 GiB") if refused_there else contextlib.nullcontext():
-            run_folder.check_disk(tmp_path / "r", Settings(), [frozen])
 
 
 def test_a_second_process_does_not_write_a_run(counted, tmp_path):
