@@ -62,8 +62,9 @@ def first_alone(work: Callable[[], Any]) -> Any:
 def check_equal(values: dict) -> None:
     """ValueError unless every process has the same values."""
     everyone = gather([values])
-    if different := [name for name in values if any(other[name] != everyone[0][name] for other in everyone)]:
-        raise ValueError(f"the processes have different values of --{different[0]}: start all with the same flags")
+    for name in values:
+        if any(other[name] != everyone[0][name] for other in everyone):
+            raise ValueError(f"the processes have different values of --{name}: start all with the same flags")
 
 
 def my_part(items: list) -> list:

@@ -140,7 +140,7 @@ def test_a_resumed_run_keeps_its_settings_except_the_steps(tmp_path):
     assert parse("--resume", tmp_path, "--on_step", "a:b").on_step == "a:b"
     assert parse("--resume", tmp_path, "--steps", 0).settings == replace(GTPO, steps=0)
     for settings, method, named in (
-            ({"speed": 1}, {}, "--speed"), ({"seed": 1.0}, {}, "seed"), ({"reward": "zzz"}, {}, "--reward"),
+            ({"speed": 1}, {}, "has a setting speed, which this version"), ({"seed": 1.0}, {}, "seed"), ({"reward": "zzz"}, {}, "--reward"),
             ({"mitigation": "gone"}, {}, "no credit function gone"), ({"lr": None}, {}, "--lr"),
             ({}, {"odd": 1}, "takes no --odd")):
         write(settings, method)
@@ -311,7 +311,7 @@ def counted(new):
         run_folder.append_row(run, dict.fromkeys(COLUMNS, 0) | {"step": step, "credit_checksum": checksum})
         (run / "samples.txt").write_text("of steps 1 to 4")
         write_weights = lambda folder: (folder / "weights").write_text(str(step))
-        run_folder.save(run, step, s, {"k": 2}, write_weights, {"counter": counter(step)})
+        run_folder.Writer(run, s, {"k": 2}, {"counter": counter(step)}, write_weights).save(step)
     return run, s
 
 
@@ -360,7 +360,7 @@ def test_checkpoints_and_state_are_written_when_they_are_due(counted):
     assert [file.parent.name for file in run.glob("checkpoints/*/tokenizer.json")] == ["step-000003"]
     never = replace(s, state_every=0, checkpoint_every=0, steps=6)
     for step in (5, 6):
-        run_folder.save(run, step, never, {}, lambda folder: None, {"counter": counter(step)})
+        run_folder.Writer(run, never, {}, {"counter": counter(step)}, lambda folder: None).save(step)
         assert run_folder.load_state(run)["step"] == (4 if step == 5 else 6)  # the last step always writes one
 
 
