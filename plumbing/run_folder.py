@@ -72,13 +72,12 @@ class Writer(NamedTuple):
             return 0, {}
         first_alone(lambda: lock(run))
         state = load_state(run)
-        check_unfinished(run, state["step"], self.settings)
+        check_same(run, state, asked, checksums(asked, fixed))
         if state["step"] > 0:
-            check_settings(run, state["settings"], asked)
             check_logs(run, state, {*self.logged})
             check_columns(run, columns)
             restore(run, state, self.learners)
-        gather([check_inputs(run, checksums(asked, fixed))])  # all have read the folder before the first one changes it
+        gather([None])  # all have read the folder before the first one changes it
         first_alone(lambda: reopen_run(run, state, self.settings.steps, columns))
         metrics = first_alone(lambda: read_metrics(run)) if state["step"] > 0 else {}
         return state["step"], {name: float(x[-1]) for name, x in metrics.items() if not np.isnan(x[-1])}
@@ -232,23 +231,22 @@ def load_state(run: Path) -> dict:
     return state
 
 
-def check_unfinished(run: Path, done: int, s: Settings) -> None:
-    """ValueError when a run has nothing left to do."""
-    require(done <= s.steps, f"{run} already has {done} steps, more than --steps {s.steps}")
-    advice = "start a new run" if s.linear_decay else "pass a larger --steps to continue it"
-    require(read_json(run / "final.json", missing={}).get("step") != s.steps,
-            f"{run} has finished its {s.steps} steps: {advice}")
-
-
-def check_settings(run: Path, before: dict, asked: dict) -> None:
-    """ValueError unless a run has the settings of its state, `before`, but for --steps."""
-    require(not asked.get("linear_decay") or asked["steps"] == before["steps"],
-            f"with --linear_decay the learning rate of {run} depends on its {before['steps']} steps: resume it without "
-            "--steps, or start a new run")
+def check_same(run: Path, state: dict, asked: dict, inputs: dict) -> None:
+    """ValueError when a run has nothing left to do, and unless it has the settings of its state, but for --steps, and
+    reads what it read when it began. asked: settings and hyper-parameters."""
+    done, steps, falls, begun = state["step"], asked["steps"], asked["linear_decay"], read_config(run)["inputs"]
+    require(done <= steps, f"{run} already has {done} steps, more than --steps {steps}")
+    require(read_json(run / "final.json", missing={}).get("step") != steps, f"{run} has finished its {steps} steps: "
+            + ("start a new run" if falls else "pass a larger --steps to continue it"))
+    before = state.get("settings", asked)
+    require(not falls or steps == before["steps"], f"with --linear_decay the learning rate of {run} depends on its "
+            f"{before['steps']} steps: resume it without --steps, or start a new run")
     for name in (before.keys() | asked.keys()) - {"steps"}:
-        require(before.get(name) == asked.get(name),
-                f"{run / STATE} was written with {name}={before.get(name)}, but config.json says {asked.get(name)}: put "
-                "back the one of them that you replaced")
+        require(before.get(name) == asked.get(name), f"{run / STATE} was written with {name}={before.get(name)}, but "
+                f"config.json says {asked.get(name)}: put back the one of them that you replaced")
+    for name in inputs:
+        require(begun.get(name) == inputs[name], f"{name} is not what {run} began with: put that back, or start a new "
+                "run")
 
 
 def check_logs(run: Path, state: dict, logged: set[str]) -> None:
@@ -266,14 +264,6 @@ def check_logs(run: Path, state: dict, logged: set[str]) -> None:
     before, now = (", ".join(sorted(names)) or "nothing" for names in (own_columns(steps[0]), logged))
     require(before == now, f"{run / 'credit'} has {before} of batch.log, but the trial step {now}: log the same names, "
             "or start a new run")
-
-
-def check_inputs(run: Path, now: dict) -> None:
-    """ValueError unless a run reads `now` what it read when it began."""
-    before = read_config(run)["inputs"]
-    for name in now:
-        require(before.get(name) == now[name],
-                f"{name} is not what {run} began with: put that back, or start a new run")
 
 
 def restore(run: Path, state: dict, learners: dict) -> None:
