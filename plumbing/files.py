@@ -58,7 +58,7 @@ def check_fields(fields: dict, types: dict[str, type], file: str | Path) -> None
         require(name in fields, f"{file} has no {name}")
         value = fields[name]
         right = type(value) is kind or kind is float and type(value) is int
-        require(right and (kind is not float or abs(value) <= sys.float_info.max),  # NaN and Infinity are JSON to Python
+        require(right and (kind is not float or abs(value) <= sys.float_info.max),  # NaN is JSON to Python
                 f"{file}: {name} must be {TYPES[kind]}, not {value!r:.50}")
 
 

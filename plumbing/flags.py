@@ -109,8 +109,7 @@ def load_function(name: str | None) -> Callable[[dict], object]:
 def parse_with(parser: ArgumentParser, arguments: list[str], defaults: Settings, methods: dict,
                choices: dict[str, tuple]) -> Arguments:
     """Add the flags of `defaults`, a dataclass instance, and of the credit function that --mitigation names, and parse.
-    methods: the credit functions by name. choices: the legal values of some flags.
-    """
+    methods: the credit functions by name. choices: the legal values of some flags."""
     chosen = chosen_method(arguments, defaults.mitigation)
     if chosen not in methods:
         near = ", ".join(difflib.get_close_matches(chosen, methods, cutoff=0.0))

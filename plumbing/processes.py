@@ -74,20 +74,16 @@ def my_part(items: list) -> list:
 
 
 def share_out(items: list, work: Callable[[list], list]) -> list:
-    """What `work` returns for a list, a result for each item, with the items shared among all processes.
-
-    Every process gets all results, in the order of the items.
-    """
+    """What `work` returns for a list, a result for each item, with the items shared among all processes. Every process
+    gets all results, in the order of the items."""
     mine = my_part(items)
     return gather(work(mine) if mine else [])
 
 
 def shared(function: Callable, items: list, **rows: Tensor | None) -> tuple | list:
     """function(items, **rows) -> tensors and tuples, with the items shared among all processes; all of them get all.
-
     Arguments (rows is None, or has as many for each item) and results have equally many rows for each item. Results
-    (rows, T) are padded on the right to the longest T.
-    """
+    (rows, T) are padded on the right to the longest T."""
     if world()[1] == 1:
         return function(items, **rows)
 

@@ -61,11 +61,9 @@ class Writer(NamedTuple):
     def open(self, fixed: dict[str, str], columns: Iterable[str], resume: bool) -> tuple[int, dict]:
         """Create the run folder, or load the state of a run to resume: how many steps are done, and what the last row
         of metrics.csv has.
-
         fixed: texts, by name, that must be the same when the run is resumed: program text, and the puzzles' names.
-        columns: of metrics.csv, as the trial step has them.
-        ValueError when the folder of a new run exists, when another process writes it, and when no step is left.
-        """
+        columns: of metrics.csv, as the trial step has them. ValueError when the folder of a new run exists, when
+        another process writes it, and when no step is left."""
         run, asked = self.run, asdict(self.settings) | self.hyper_parameters
         if not resume:
             first_alone(lambda: start_run(run, asdict(self.settings), self.hyper_parameters, fixed, columns))
@@ -91,8 +89,8 @@ class Writer(NamedTuple):
     def step(self, step: int, batch: Any, credit: Tensor, row: dict) -> None:
         """Write a row of metrics.csv, a row per token, and the samples, checkpoints and state that are due."""
         for name in sorted({*self.logged} ^ {*batch.log}):
-            raise ValueError(f"batch.log {'has' if name in batch.log else 'lacks'} {name} in step {step}, unlike in the "
-                             "trial step: log the same names in every step")
+            raise ValueError(f"batch.log {'has' if name in batch.log else 'lacks'} {name} in step {step}, unlike in "
+                             "the trial step: log the same names in every step")
         if not leads():
             return
         # The checksum ties the two logs together: analyze.py refuses a step that was changed or is another run's.

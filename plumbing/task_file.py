@@ -72,7 +72,8 @@ def check_pieces(found: str | tuple, function: str) -> tuple[str, ...]:
     Only a reply may be empty."""
     pieces = (found,) if isinstance(found, str) else found
     texts = isinstance(pieces, tuple) and all(isinstance(piece, str) for piece in pieces)
-    require(texts and (any(pieces) or function != "prompt"), f"the task's {function} must return text, not {found!r:.50}")
+    require(texts and (function != "prompt" or any(pieces)),
+            f"the task's {function} must return text, not {found!r:.50}")
     return pieces
 
 
