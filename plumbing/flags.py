@@ -54,15 +54,15 @@ def parse(arguments: list[str], defaults: Settings, methods: dict, choices: dict
     for name, kind in OTHERS.items():
         others.add_argument(f"--{name}", type=kind)
     given, words = others.parse_known_args(arguments)
-    file = given.resume or given.config
     if given.resume is not None:
         named = [word.partition("=")[0] for word in words if word.startswith("--")] + ["--config"] * bool(given.config)
         if other := [name for name in named if name != "--steps"]:
             fail(f"--resume keeps the settings that the run began with: it takes --steps, --on_step and no {other[0]}")
-        words = words_of(file, read_config(file), words, defaults) + words
-        parser.error = lambda message: fail(f"{file / 'config.json'}: {message}")
-    elif file is not None:
-        config = read_json(file / "config.json" if file.is_dir() else file)  # a run folder, or a file
+        words = words_of(given.resume, read_config(given.resume), words, defaults) + words
+        parser.error = lambda message: fail(f"--resume {given.resume}: {message}")
+    elif (file := given.config) is not None:
+        file = file / "config.json" if file.is_dir() else file  # a run folder, or a file
+        config = read_json(file)
         check_fields(config, {"settings": dict, "method": dict}, file)
         config["settings"].pop("out", None)  # whose folder may exist
         words = words_of(file, config, words, defaults) + words
@@ -75,8 +75,8 @@ def words_of(file: Path, config: dict, words: list[str], defaults: Settings) -> 
     among them takes none of its hyper-parameters."""
     values, mitigation = config["settings"], config["settings"].get("mitigation", defaults.mitigation)
     if unknown := sorted(values.keys() - vars(defaults).keys()):
-        fail(f"{file} has a setting {unknown[0]}, which this version of train.py does not have: take "
-             "the one that wrote it or, for a new run, remove it")
+        fail(f"{file} has a setting {unknown[0]}, which this version of train.py does not have: take the one that "
+             "wrote it or, for a new run, remove it")
     if chosen_method(words, mitigation) == mitigation:
         values |= config["method"]
     return [f"--{name}={value}" for name, value in values.items()]

@@ -106,15 +106,11 @@ def shared(function: Callable, items: list, **rows: Tensor | None) -> tuple | li
 
 def gather(results: list) -> list:
     """The results of all processes, one per item of their `my_part(items)`, in the order of the items."""
-    _, size = world()
-    if size == 1:
+    if world()[1] == 1:
         return results
-    shares = [None] * size
+    shares = [None] * world()[1]
     dist.all_gather_object(shares, results)
-    merged = [None] * sum(map(len, shares))
-    for rank, share in enumerate(shares):
-        merged[rank::size] = share
-    return merged
+    return [share[i] for i in range(len(shares[0])) for share in shares if i < len(share)]  # the first one is longest
 
 
 def sum_over_processes(tensors: list[Tensor]) -> None:
