@@ -130,8 +130,8 @@ def draw_puzzles(training: list, s: Settings, step: int) -> list:
 def rollout(policy: Policy, puzzles: list, s: Settings, step: int) -> TokenBatch:
     """Sample and grade the B responses of a step, G = --answers to each of Q puzzles."""
     uniforms = draw_uniforms(s.seed, step, len(puzzles), s.answers, s.max_new_tokens)  # (B, max_new_tokens)
-    progress = Progress("sampling", len(uniforms), patience=5.0)  # seconds before it says anything
-    samples = sample(policy, puzzles, uniforms, watch=progress.part(0, *uniforms.shape))
+    watch = Progress("sampling", len(uniforms)).part(0, *uniforms.shape)
+    samples = sample(policy, puzzles, uniforms, watch=watch)
     return token_batch(policy, puzzles, samples, s, step)
 
 

@@ -28,7 +28,7 @@ from plumbing.metrics import step_columns
 from plumbing.optimizer import Optimizer
 from plumbing.processes import check_equal, join
 from plumbing.registry import check_order, check_pure, required
-from plumbing.run_folder import Writer, check_disk, default_folder
+from plumbing.run_folder import Writer, default_folder
 from plumbing.task_file import load_puzzles, load_task
 from plumbing.tokenizer import Tokenizer
 from qwen2_model import load_model, save_model
@@ -55,7 +55,6 @@ def start(arguments: list[str], usage: str, assign_credit: Callable, learn: Call
     s = with_model(s)  # so that config.json names the folder
     policy, training, heldout = prepare(s, hyper_parameters)
     mitigation = partial(method, **hyper_parameters)
-    check_disk(folder, s, [p for module in (policy.model, *policy.heads.values()) for p in module.parameters()])
     optimizer = Optimizer(policy.model, s.lr, (s.beta1, s.beta2), s.weight_decay, s.optimizer_device or None)
     columns, own = try_step(policy, optimizer, training, s, partial(assign_credit, mitigation=mitigation, s=s), learn)
     # What a run must find unchanged when it is resumed, besides its settings.
@@ -67,7 +66,7 @@ def start(arguments: list[str], usage: str, assign_credit: Callable, learn: Call
                 **{f"{name}_adamw": head.optimizer for name, head in policy.heads.items()}}
     writer = Writer(folder, s, hyper_parameters, learners, partial(save_policy, policy, s), load_function(on_step), own)
     done, row = writer.open(fixed, columns, bool(resume))
-    announce(optimizer.weights.values(), len(training), len(heldout), folder, differences, s, done if resume else None)
+    announce(optimizer.weights.values(), len(training), len(heldout), folder, differences, done if resume else None)
     return (s, mitigation, policy, training, heldout, optimizer, writer, done), row
 
 

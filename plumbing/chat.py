@@ -9,19 +9,19 @@ from collections import Counter
 from datetime import datetime
 from typing import Any, Callable, Sequence
 
+from plumbing.files import require
+
 MARK = "73105298461"  # is put behind a turn that is to be found again; digits, because few templates change them
 SYSTEM, *DUMMIES = [{"role": role, "content": "?"} for role in ("system", "user", "assistant", "user")]
 
 
 def chat_tokens(tokenizer: Any, messages: list[dict], before: Sequence[dict] = (), stop: int = -1) -> list[int]:
     """The tokens that the model reads before it writes. An assistant's message at the end it continues.
-
     before: what the messages reply to. It ends in the model's own turn, whose last token was stop. History is never
-    rendered again: only what the template writes behind that turn is returned.
-    """
-    if not messages or not all(isinstance(m, dict) and isinstance(m.get("role"), str)
-                               and isinstance(m.get("content"), str) for m in messages):
-        raise ValueError(f"the task's messages must each have a role and a content, both text, not {messages!r:.50}")
+    rendered again: only what the template writes behind that turn is returned."""
+    texts = [m.get(key) if isinstance(m, dict) else None for m in messages for key in ("role", "content")]
+    require(texts and all(isinstance(text, str) for text in texts),
+            f"the task's messages must each have a role and a content, both text, not {messages!r:.50}")
     by_hand, mark = tokenizer.chat and not tokenizer.template, MARK
     write = chatml if by_hand else functools.partial(rendered, tokenizer)
     while any(mark in m["content"] for m in (*before, *messages)):
@@ -30,8 +30,8 @@ def chat_tokens(tokenizer: Any, messages: list[dict], before: Sequence[dict] = (
     whole = before + (marked(messages, f"{mark} ") if continued else messages)
     text, real = protected(tokenizer, whole, functools.partial(write, generate=not continued))
     *parts, rest = text.split(mark)
-    if len(parts) < bool(before) + continued:
-        raise ValueError("the chat template of the model's folder leaves out the end of an assistant's message")
+    require(len(parts) >= bool(before) + continued,
+            "the chat template of the model's folder leaves out the end of an assistant's message")
     private = re.compile("|".join(map(re.escape, real)))
     if continued:
         restored = private.sub(lambda found: real[found[0]], "".join(parts)).rstrip()
@@ -55,8 +55,7 @@ def marked(messages: Sequence[dict], mark: str) -> list[dict]:
 
 def after_stop(text: str, closing: str, tokenizer: Any, stop: int) -> str:
     """What is left of a text behind the model's turn, which the token stop ended. closing: what it would be if nobody
-    had replied. Another stop token than the template's, or that of another role, replaces nothing of the text.
-    """
+    had replied. Another stop token than the template's, or that of another role, replaces nothing of the text."""
     name = tokenizer.library.id_to_token(stop)
     gap, found, rest = text.partition(name)
     text = rest if found and (name in closing or not gap.strip()) else text
@@ -64,11 +63,9 @@ def after_stop(text: str, closing: str, tokenizer: Any, stop: int) -> str:
 
 
 def protected(tokenizer: Any, messages: list[dict], write: Callable) -> tuple[str, dict[str, str]]:
-    """What a template writes, in which private characters stand for some of the foreign ones; and the real ones.
-
-    The real content may hold a control token. So its first character is replaced, or, where the template joins one from
-    several places, each character that could begin or end one. But first comes the text that hides least.
-    """
+    """What a template writes, in which private characters stand for some of the foreign ones; and the real ones. The
+    real content may hold a control token. So its first character is replaced, or, where the template joins one from
+    several places, each character that could begin or end one. But first comes the text that hides least."""
     edges = sorted({edge for name in tokenizer.special for edge in (name[0], name[-1])})
     taken = json.dumps([tokenizer.template, messages], ensure_ascii=False, default=str)
     forms = ((c, f"\\u{ord(c):04x}") for c in map(chr, range(0xE000, 0x110000)))  # the second one in JSON
@@ -102,9 +99,7 @@ def chatml(messages: list[dict], generate: bool = True) -> str:
 
 def rendered(tokenizer: Any, messages: list[dict], generate: bool = True) -> str:
     """What the folder's template makes of messages. The date is always the same, so that a resumed run reads the same.
-
-    As in transformers, but for the date. ValueError where there is no template or no Jinja, or the template fails.
-    """
+    As in transformers, but for the date. ValueError where there is no template or no Jinja, or the template fails."""
     if not tokenizer.template:
         raise ValueError("the task returns messages, but the model's folder has no chat template: take a chat model")
     compiled, messages = compiler(), [{key: x for key, x in m.items() if x is not None} for m in messages]

@@ -15,6 +15,12 @@ from torch import Tensor
 TYPES = {bool: "true or false", int: "a whole number", float: "a finite number", str: "text", dict: "an object"}
 
 
+def require(condition: bool | Tensor, message: str) -> None:
+    """ValueError unless the condition holds."""
+    if not condition:
+        raise ValueError(message)
+
+
 def replace_file(file: Path, write: Callable[[Path], object]) -> None:
     """Write a file under another name, then rename it, so that no reader and no interruption ever sees half of it."""
     part = file.with_name(file.name + ".part")  # a folder, because safetensors puts a second file beside its output
@@ -35,27 +41,25 @@ def write_json(file: Path, content: dict) -> None:
 
 
 def read_json(file: Path, missing: dict | None = None) -> dict:
-    """Parse a JSON object, `missing` where there is no such file; ValueError, with its name, for anything else."""
+    """A JSON object, `missing` where there is no such file; ValueError, with its name, for anything else."""
     if missing is not None and not file.is_file():
         return missing
     try:
         parsed = json.loads(file.read_text(encoding="utf-8-sig"))
     except ValueError as error:
         raise ValueError(f"{file} is not valid JSON: {error}") from None
-    if not isinstance(parsed, dict):
-        raise ValueError(f"{file} does not hold a JSON object")
+    require(isinstance(parsed, dict), f"{file} does not hold a JSON object")
     return parsed
 
 
 def check_fields(fields: dict, types: dict[str, type], file: str | Path) -> None:
     """ValueError unless a JSON object has the named fields, each of its type. A float may be written as an integer."""
     for name, kind in types.items():
-        if name not in fields:
-            raise ValueError(f"{file} has no {name}")
+        require(name in fields, f"{file} has no {name}")
         value = fields[name]
         right = type(value) is kind or kind is float and type(value) is int
-        if not right or kind is float and not abs(value) <= sys.float_info.max:  # NaN and Infinity are JSON to Python
-            raise ValueError(f"{file}: {name} must be {TYPES[kind]}, not {value!r:.50}")
+        require(right and (kind is not float or abs(value) <= sys.float_info.max),  # NaN is JSON to Python
+                f"{file}: {name} must be {TYPES[kind]}, not {value!r:.50}")
 
 
 def checksum(file: Path) -> int:
@@ -70,8 +74,8 @@ def read_arrays(file: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
             arrays = dict(archive)
     except Exception as error:  # numpy and zipfile report a damaged file in many ways
         raise ValueError(f"{file} is not a complete .npz file: {str(error) or type(error).__name__}") from None
-    if missing := [name for name in names if name not in arrays]:
-        raise ValueError(f"{file} has no {', '.join(missing)}: is it from another program or version?")
+    missing = [name for name in names if name not in arrays]
+    require(not missing, f"{file} has no {', '.join(missing)}: is it from another program or version?")
     return arrays
 
 
@@ -82,8 +86,8 @@ def read_tensors(file: Path, device: str | torch.device = "cpu", dtype: torch.dt
     except SafetensorError as error:
         raise ValueError(f"{file} is not a complete safetensors file ({error}); download it again") from None
     for name, tensor in found.items():
-        if not tensor.is_floating_point():  # such as quantized weights, whose scales are elsewhere
-            raise ValueError(f"{name} in {file} is {tensor.dtype}; only floating-point weights are supported")
+        require(tensor.is_floating_point(),  # unlike quantized weights, whose scales are elsewhere
+                f"{name} in {file} is {tensor.dtype}; only floating-point weights are supported")
     return {name: tensor.to(device, dtype) for name, tensor in found.items()}
 
 

@@ -54,36 +54,29 @@ def parse(arguments: list[str], defaults: Settings, methods: dict, choices: dict
     for name, kind in OTHERS.items():
         others.add_argument(f"--{name}", type=kind)
     given, words = others.parse_known_args(arguments)
-    if given.resume is None:
-        words = words_of(given.config, words, defaults) + words
-        return parse_with(parser, words, defaults, methods, choices)._replace(on_step=given.on_step)
-    resumed = new_parser(add_help=False)  # reads --steps; the other flags are those of the run's config.json
-    resumed.add_argument("--steps", type=int)
-    known, unknown = resumed.parse_known_args(words + ["--config"] * (given.config is not None))
-    if unknown:
-        fail(f"--resume keeps the settings that the run began with: it takes --steps, --on_step and no {unknown[0]}")
-    config = read_config(given.resume)
-    if unknown := sorted(config["settings"].keys() - vars(defaults).keys()):
-        fail(f"another version of train.py began {given.resume}: this one has no --{unknown[0]}; resume with that "
-             "version, or start a new run")
-    values = config["settings"] | config["method"] | ({} if known.steps is None else {"steps": known.steps})
-    parser.error = lambda message: fail(f"{given.resume / 'config.json'}: {message}")
-    words = [f"--{name}={value}" for name, value in values.items()]
-    return parse_with(parser, words, defaults, methods, choices)._replace(resume=given.resume, on_step=given.on_step)
+    if given.resume is not None:
+        named = [word.partition("=")[0] for word in words if word.startswith("--")] + ["--config"] * bool(given.config)
+        if other := [name for name in named if name != "--steps"]:
+            fail(f"--resume keeps the settings that the run began with: it takes --steps, --on_step and no {other[0]}")
+        words = words_of(given.resume, read_config(given.resume), words, defaults) + words
+        parser.error = lambda message: fail(f"--resume {given.resume}: {message}")
+    elif (file := given.config) is not None:
+        file = file / "config.json" if file.is_dir() else file  # a run folder, or a file
+        config = read_json(file)
+        check_fields(config, {"settings": dict, "method": dict}, file)
+        config["settings"].pop("out", None)  # whose folder may exist
+        words = words_of(file, config, words, defaults) + words
+    found = parse_with(parser, words, defaults, methods, choices)
+    return found._replace(resume=given.resume, on_step=given.on_step)
 
 
-def words_of(file: Path | None, words: list[str], defaults: Settings) -> list[str]:
-    """The flags that a config.json stands for, but --out, whose folder may exist; none without a file. words: flags
-    given beside it, which go before it; another --mitigation among them takes none of its hyper-parameters."""
-    if file is None:
-        return []
-    file = file / "config.json" if file.is_dir() else file  # a run folder
-    config = read_json(file)
-    check_fields(config, {"settings": dict, "method": dict}, file)
-    values = {name: value for name, value in config["settings"].items() if name != "out"}
+def words_of(file: Path, config: dict, words: list[str], defaults: Settings) -> list[str]:
+    """The flags that a config.json stands for. words: flags given beside it, which go before it; another --mitigation
+    among them takes none of its hyper-parameters."""
+    values, mitigation = config["settings"], config["settings"].get("mitigation", defaults.mitigation)
     if unknown := sorted(values.keys() - vars(defaults).keys()):
-        fail(f"{file} has a setting {unknown[0]}, which this version of train.py does not have: remove it")
-    mitigation = values.get("mitigation", defaults.mitigation)
+        fail(f"{file} has a setting {unknown[0]}, which this version of train.py does not have: take the one that "
+             "wrote it or, for a new run, remove it")
     if chosen_method(words, mitigation) == mitigation:
         values |= config["method"]
     return [f"--{name}={value}" for name, value in values.items()]
@@ -97,8 +90,8 @@ def chosen_method(words: list[str], default: str) -> str:
 
 
 def load_function(name: str | None) -> Callable[[dict], object]:
-    """The function module:function of --on_step, which does nothing where there is none. Of several processes, only
-    the first one imports it: a tracker might begin a run for each."""
+    """The function module:function of --on_step; one that does nothing where there is none, and in all processes but
+    the first: a tracker might begin a run for each."""
     if not name or not leads():
         return lambda row: None
     module, _, function = name.partition(":")
@@ -116,8 +109,7 @@ def load_function(name: str | None) -> Callable[[dict], object]:
 def parse_with(parser: ArgumentParser, arguments: list[str], defaults: Settings, methods: dict,
                choices: dict[str, tuple]) -> Arguments:
     """Add the flags of `defaults`, a dataclass instance, and of the credit function that --mitigation names, and parse.
-    methods: the credit functions by name. choices: the legal values of some flags.
-    """
+    methods: the credit functions by name. choices: the legal values of some flags."""
     chosen = chosen_method(arguments, defaults.mitigation)
     if chosen not in methods:
         near = ", ".join(difflib.get_close_matches(chosen, methods, cutoff=0.0))
@@ -134,7 +126,7 @@ def parse_with(parser: ArgumentParser, arguments: list[str], defaults: Settings,
         shown = "empty" if default == "" else str(default).replace("%", "%%")  # argparse formats the help by %
         parser.add_argument(f"--{name}", default=default, choices=choices.get(name),
                             help=f"{helps[name]} (default {shown})", **typed)
-    known, unknown = parser.parse_known_args(joined(arguments))
+    known, unknown = parser.parse_known_args(arguments)
     if unknown:
         hint = hint_of(unknown[0], {f"--{name}" for name in helps}, methods)
         fail(f"--mitigation {chosen} takes no {unknown[0]}{hint}")
@@ -156,16 +148,11 @@ def hint_of(word: str, flags: set[str], methods: Iterable[str] = ()) -> str:
     return f": did you mean {near[0]}?" if near else "; --help lists all flags"
 
 
-def joined(words: list[str]) -> list[str]:
-    """The words, `--lr -1e-3` as `--lr=-1e-3`: argparse takes a negative number with an exponent for a flag."""
-    number = r"(?<=\0)(--\w+)\0(?=-[\d.]+[eE][-+]?\d+(?:\0|$))"
-    return re.sub(number, r"\1=", "\0".join(["", *words])).split("\0")[1:]
-
-
 def new_parser(**options) -> ArgumentParser:
     """A parser that reports an error in one sentence and takes no abbreviated flags."""
     parser = ArgumentParser(allow_abbrev=False, formatter_class=RawDescriptionHelpFormatter, **options)
     parser.error = fail
+    parser._negative_number_matcher = re.compile(r"-\.?\d")  # that of Python 3.14: -1e-3 is a number, too
     return parser
 
 

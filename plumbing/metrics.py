@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from plumbing.files import checksum, replace_file
+from plumbing.files import checksum, replace_file, require
 from plumbing.processes import sum_by_name
 from plumbing.progress import clock
 from tasks.text import ROLES
@@ -55,16 +55,14 @@ def step_columns(step: int, batch: Any, began: float) -> dict[str, float]:
 
 def add_columns(row: dict, found: dict | None, owner: str) -> None:
     """Add numbers by name, or nothing, that somebody's code found, to a row of metrics.csv. owner: of that code.
-
-    ValueError for a name that is taken or no text in one line, and for what is no number.
-    """
-    if not isinstance(found, dict | None):
-        raise ValueError(f"{owner} must return a dict of columns, or nothing, not {type(found).__name__}")
+    ValueError for a name that is taken or no text in one line, and for what is no number."""
+    require(isinstance(found, dict | None),
+            f"{owner} must return a dict of columns, or nothing, not {type(found).__name__}")
     for name, value in (found or {}).items():
-        if not (isinstance(name, str) and name.strip() and name.isprintable()):
-            raise ValueError(f"{owner} names a column {name!r:.50}: its name must be text in one line")
-        if name in COLUMNS or name in row:
-            raise ValueError(f"{owner} gives a column {name}, but metrics.csv has one of that name: choose another")
+        require(isinstance(name, str) and name.strip() and name.isprintable(),
+                f"{owner} names a column {name!r:.50}: its name must be text in one line")
+        require(name not in COLUMNS and name not in row,
+                f"{owner} gives a column {name}, but metrics.csv has one of that name: choose another")
         row[name] = None if value is None else number(value, f"{owner}: {name}")
 
 
@@ -134,11 +132,8 @@ def tokens_in(batch: Any, rows: Tensor) -> int:
 
 def update_columns(updates: list[tuple[dict, float]]) -> dict[str, float | None]:
     """Columns of metrics.csv from each update's sums and gradient norm, over all processes: means over the tokens, None
-    where there was no token.
-
-    tokens_updated is a sum. ratio_error is of the first update: the model is still the one that sampled, so anything
-    but rounding means that sampler and update disagree. ratio_spread is of the last one, if not the first.
-    """
+    where there was no token. ratio_error is of the first update: the model is still the one that sampled, so anything
+    but rounding means that sampler and update disagree. ratio_spread is of the last one, if not the first."""
     each, total = [sum_by_name(sums) for sums, _ in updates], Counter()
     for sums in each:
         total.update(sums)
@@ -149,8 +144,7 @@ def update_columns(updates: list[tuple[dict, float]]) -> dict[str, float | None]
            "ratio_error": share(each[0]["error"], N),
            "ratio_spread": share(each[-1]["spread"], N) ** 0.5 if tokens > N else None,
            "kl": share(total["kl"], tokens) if "kl" in total else None, "tokens_updated": round(total["read"])}
-    own = {name[1]: share(total[name], tokens) for name in total if isinstance(name, tuple)}
-    add_columns(row, own, "the loss")
+    add_columns(row, {name[1]: share(total[name], tokens) for name in total if isinstance(name, tuple)}, "the loss")
     return row
 
 

@@ -96,8 +96,7 @@ def config_values(source: dict, families: list[str], types: dict[str, type], own
 def rope_parameters(config: dict) -> dict:
     """rope_theta, rope_type and, for the type llama3, its numbers, from a config.json without its nulls, wherever
     transformers 4 or 5 puts them. ValueError for another type, and where a number has two values: each version of
-    transformers would read its own.
-    """
+    transformers would read its own."""
     own, found = {name: config[name] for name in ("partial_rotary_factor", "rope_theta") if name in config}, {}
     for rope in (config.get("rope_parameters", {}), config.get("rope_scaling", {}), own):  # of version 5, 4 and both
         require(isinstance(rope, dict) and not any(isinstance(value, dict) for value in rope.values()),  # by layer
@@ -127,15 +126,15 @@ def weight_files(folder: Path) -> list[Path]:
     content = read_json(index, missing={"weight_map": shards})
     check_fields(content, {"weight_map": dict}, index)
     files = [folder / name for name in sorted(set(content["weight_map"].values()))] or [single]
-    if missing := [file for file in files if not file.is_file()]:
-        raise FileNotFoundError(f"{missing[0]} is missing")
+    for file in files:
+        if not file.is_file():
+            raise FileNotFoundError(f"{file} is missing")
     return files
 
 
 def read_weights(folder: Path, device: str | torch.device, dtype: torch.dtype, tied: bool) -> dict[str, Tensor]:
-    """The tensors of a folder, by name. tied: its config says that the output matrix is the embedding. ValueError
-    where a file or tensor contradicts another, or the configuration.
-    """
+    """The tensors of a folder, by name. tied: its config says that the output matrix is the embedding. ValueError where
+    a file or tensor contradicts another, or the configuration."""
     found = {}
     for file in weight_files(folder):
         tensors = read_tensors(file, device, dtype)

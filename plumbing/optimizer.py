@@ -11,35 +11,28 @@ from settings import Settings
 
 
 def learning_rate(s: Settings, step: int) -> float:
-    """AdamW's learning rate in a step, from 1 on.
-
-    In step k of the first n, --warmup_steps, it is lr * k / n. Then it stays lr or, with --linear_decay, it falls by
-    the same amount every step: the last one has lr / (steps + 1 - n), and one more would have 0.
-    """
+    """AdamW's learning rate in a step, from 1 on. In step k of the first n, --warmup_steps, it is lr * k / n. Then it
+    stays lr or, with --linear_decay, it falls by the same amount every step: the last one has lr / (steps + 1 - n), and
+    one more would have 0."""
     n = max(1, s.warmup_steps)
     falling = (s.steps + 1 - step) / (s.steps + 1 - n) if s.linear_decay else 1.0
     return s.lr * min(1.0, step / n, falling)
 
 
 class Optimizer:
-    """AdamW (1711.05101) on a model's weights, or on separate master weights in float32.
-
-    Weights in bfloat16 need masters: rounding would swallow a step of 1e-6. Masters and Adam's moments may also live on
-    another device than the model, to save its memory: each gradient moves there as soon as it is computed.
-    """
+    """AdamW (1711.05101) on a model's weights, or on separate master weights in float32. Weights in bfloat16 need
+    masters: rounding would swallow a step of 1e-6. Masters and Adam's moments may also live on another device than the
+    model, to save its memory: each gradient moves there as soon as it is computed."""
 
     def __init__(self, model: nn.Module, lr: float, betas: tuple[float, float] = (0.9, 0.999),
                  weight_decay: float = 0.0, device: str | None = None):
         self.weights = {name: w for name, w in model.named_parameters() if w.requires_grad}  # with LoRA, the adapters'
         first = next(iter(self.weights.values()))
         self.separate = first.dtype.itemsize < 4 or device is not None and torch.device(device) != first.device
-        self.master = self.weights
-        if self.separate:
-            self.master = {name: nn.Parameter(w.detach().to(device or w.device, torch.float32))
-                           for name, w in self.weights.items()}
-        for name, w in self.weights.items():
-            if self.separate:
-                w.register_post_accumulate_grad_hook(partial(self.take_gradient, self.master[name]))
+        self.master = {name: nn.Parameter(w.detach().to(device or w.device, torch.float32)) if self.separate else w
+                       for name, w in self.weights.items()}
+        for w, master in zip(self.weights.values(), self.master.values()) if self.separate else ():
+            w.register_post_accumulate_grad_hook(partial(self.take_gradient, master))
         self.adamw = torch.optim.AdamW(self.master.values(), lr, betas, weight_decay=weight_decay, fused=True)
 
     @staticmethod

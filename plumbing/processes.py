@@ -62,8 +62,9 @@ def first_alone(work: Callable[[], Any]) -> Any:
 def check_equal(values: dict) -> None:
     """ValueError unless every process has the same values."""
     everyone = gather([values])
-    if different := [name for name in values if any(other[name] != everyone[0][name] for other in everyone)]:
-        raise ValueError(f"the processes have different values of --{different[0]}: start all with the same flags")
+    for name in values:
+        if any(other[name] != everyone[0][name] for other in everyone):
+            raise ValueError(f"the processes have different values of --{name}: start all with the same flags")
 
 
 def my_part(items: list) -> list:
@@ -73,20 +74,16 @@ def my_part(items: list) -> list:
 
 
 def share_out(items: list, work: Callable[[list], list]) -> list:
-    """What `work` returns for a list, a result for each item, with the items shared among all processes.
-
-    Every process gets all results, in the order of the items.
-    """
+    """What `work` returns for a list, a result for each item, with the items shared among all processes. Every process
+    gets all results, in the order of the items."""
     mine = my_part(items)
     return gather(work(mine) if mine else [])
 
 
 def shared(function: Callable, items: list, **rows: Tensor | None) -> tuple | list:
     """function(items, **rows) -> tensors and tuples, with the items shared among all processes; all of them get all.
-
     Arguments (rows is None, or has as many for each item) and results have equally many rows for each item. Results
-    (rows, T) are padded on the right to the longest T.
-    """
+    (rows, T) are padded on the right to the longest T."""
     if world()[1] == 1:
         return function(items, **rows)
 
@@ -109,15 +106,11 @@ def shared(function: Callable, items: list, **rows: Tensor | None) -> tuple | li
 
 def gather(results: list) -> list:
     """The results of all processes, one per item of their `my_part(items)`, in the order of the items."""
-    _, size = world()
-    if size == 1:
+    if world()[1] == 1:
         return results
-    shares = [None] * size
+    shares = [None] * world()[1]
     dist.all_gather_object(shares, results)
-    merged = [None] * sum(map(len, shares))
-    for rank, share in enumerate(shares):
-        merged[rank::size] = share
-    return merged
+    return [share[i] for i in range(len(shares[0])) for share in shares if i < len(share)]  # the first one is longest
 
 
 def sum_over_processes(tensors: list[Tensor]) -> None:

@@ -9,37 +9,31 @@ from typing import Callable, Collection, Iterator
 
 from plumbing.processes import leads, world
 
+EVERY = 10  # seconds between two lines of Progress
+
 
 class Progress:
-    """`name: done/total, ETA`: one line that overwrites itself on a terminal, a line now and then elsewhere. Nothing in
-    the first `patience` seconds; with them, on a terminal, the last line is overwritten, too.
-    """
+    """`name: done/total, ETA`, a line every EVERY seconds."""
 
-    def __init__(self, name: str, total: int, patience: float = 0.0):
-        self.name, self.total, self.patience = name, total, patience
+    def __init__(self, name: str, total: int):
+        self.name, self.total = name, total
         self.start = self.last = time.perf_counter()
 
     def show(self, done: float) -> None:
-        """Print how much is done, and the ETA."""
-        now, terminal = time.perf_counter(), sys.stderr.isatty()
-        seconds, stays = now - self.start, terminal and done >= self.total and not self.patience
-        early = now - self.last < (0.2 if terminal else 10) and not stays  # seconds
-        if not leads() or early or seconds < self.patience:
-            return
-        self.last = now
-        eta = clock(seconds / (done or 1) * (self.total - done))
-        end = "\r" if terminal and not stays else "\n"
-        print(f"{self.name}: {int(done):,}/{self.total:,}  ETA {eta} ", end=end, file=sys.stderr, flush=True)
+        """Print how much is done, and the ETA, if the last line is old enough."""
+        now = time.perf_counter()
+        if leads() and now - self.last >= EVERY:
+            self.last, left = now, (now - self.start) / (done or 1) * (self.total - done)  # seconds
+            print(f"{self.name}: {int(done):,}/{self.total:,}  ETA {clock(left)}", file=sys.stderr, flush=True)
 
     def part(self, done: int, size: int, limit: int) -> Callable[[int, float], None]:
         """The `watch` of sampler.generate that shows a part of `size` responses, after `done` others, as if those that
-        are running went on to the limit (tokens).
-        """
+        are running went on to the limit (tokens)."""
         return lambda columns, running: self.show(done + size * (1 - running * (1 - columns / limit)))
 
 
 def follow(name: str, items: Collection) -> Iterator:
-    """The items one after the other, with a line of Progress that says how many are done."""
+    """The items one after the other, with Progress."""
     progress = Progress(name, len(items))
     for done, item in enumerate(items, 1):
         yield item

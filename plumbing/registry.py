@@ -10,6 +10,7 @@ from typing import Any, Callable
 import torch
 from torch import Tensor
 
+from plumbing.files import require
 from plumbing.metrics import TAKEN
 from settings import Settings
 
@@ -170,9 +171,3 @@ def check_loss(found: Any, mask: Tensor, s: Settings) -> tuple[Tensor, Tensor, d
                                           for x in (gain, stopped, *own.values())),
             f"--loss {s.loss} must return two tensors of (b, T) = {shape}, gain and clip, and may add a dict of others")
     return gain, stopped, {("own", name): column for name, column in own.items()}
-
-
-def require(condition: bool | Tensor, message: str) -> None:
-    """ValueError unless the condition holds."""
-    if not condition:
-        raise ValueError(message)

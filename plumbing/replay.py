@@ -12,9 +12,7 @@ from torch import Tensor
 
 class Replayed:
     """Stands in for a model and its Cache of qwen2_model.py, which has room, where each row reads a token at a time.
-
-    Without a CUDA device nothing is recorded: for tests.
-    """
+    Without a CUDA device nothing is recorded: for tests."""
 
     def __init__(self, model: Any, cache: Any):
         self.model, self.cache = model, cache

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from plumbing.files import check_fields, checksum, read_json, replace_file, write_json
+from plumbing.files import check_fields, checksum, read_json, replace_file, require, write_json
 from plumbing.metrics import COLUMNS, own_columns, write_credit_log
 from plumbing.model_folder import files_beside
 from plumbing.processes import first_alone, gather, leads
@@ -59,26 +59,23 @@ class Writer(NamedTuple):
     logged: Iterable[str] = ()  # the names in batch.log, as the trial step has them
 
     def open(self, fixed: dict[str, str], columns: Iterable[str], resume: bool) -> tuple[int, dict]:
-        """Create the run folder, or load the state of a run to resume.
-
-        Returns how many steps are done, and what metrics.csv has in the row of the last one.
+        """Create the run folder, or load the state of a run to resume: how many steps are done, and what the last row
+        of metrics.csv has.
         fixed: texts, by name, that must be the same when the run is resumed: program text, and the puzzles' names.
-        columns: of metrics.csv, as the trial step has them.
-        ValueError when the folder of a new run exists, when another process writes it, and when no step is left.
-        """
+        columns: of metrics.csv, as the trial step has them. ValueError when the folder of a new run exists, when
+        another process writes it, and when no step is left."""
         run, asked = self.run, asdict(self.settings) | self.hyper_parameters
         if not resume:
             first_alone(lambda: start_run(run, asdict(self.settings), self.hyper_parameters, fixed, columns))
             return 0, {}
         first_alone(lambda: lock(run))
         state = load_state(run)
-        check_unfinished(run, state["step"], self.settings)
+        check_same(run, state, asked, checksums(asked, fixed))
         if state["step"] > 0:
-            check_settings(run, state["settings"], asked)
-            check_logs(run, state, self.logged)
+            check_logs(run, state, {*self.logged})
             check_columns(run, columns)
             restore(run, state, self.learners)
-        gather([check_inputs(run, checksums(asked, fixed))])  # all have read the folder before the first one changes it
+        gather([None])  # all have read the folder before the first one changes it
         first_alone(lambda: reopen_run(run, state, self.settings.steps, columns))
         metrics = first_alone(lambda: read_metrics(run)) if state["step"] > 0 else {}
         return state["step"], {name: float(x[-1]) for name, x in metrics.items() if not np.isnan(x[-1])}
@@ -91,10 +88,9 @@ class Writer(NamedTuple):
 
     def step(self, step: int, batch: Any, credit: Tensor, row: dict) -> None:
         """Write a row of metrics.csv, a row per token, and the samples, checkpoints and state that are due."""
-        if other := {*self.logged} ^ {*batch.log}:
-            found = "has" if min(other) in batch.log else "lacks"
-            raise ValueError(f"batch.log {found} {min(other)} in step {step}, unlike in the trial step: log the same "
-                             "names in every step")
+        for name in sorted({*self.logged} ^ {*batch.log}):
+            raise ValueError(f"batch.log {'has' if name in batch.log else 'lacks'} {name} in step {step}, unlike in "
+                             "the trial step: log the same names in every step")
         if not leads():
             return
         # The checksum ties the two logs together: analyze.py refuses a step that was changed or is another run's.
@@ -103,8 +99,24 @@ class Writer(NamedTuple):
         append_row(self.run, row)
         if step == 1 or step % SAMPLE_EVERY == 0:
             write_samples(self.run, step, batch)
-        save(self.run, step, self.settings, self.hyper_parameters, self.write_weights, self.learners)
+        self.save(step)
         self.on_step(row)  # last: if it fails, the run can be resumed
+
+    def save(self, step: int) -> None:
+        """Write the checkpoints and the state that are due: what the learners know, what was asked for, and the logs'
+        lengths."""
+        run, s = self.run, self.settings
+        if s.checkpoint_every and step % s.checkpoint_every == 0:
+            folder = run / "checkpoints" / f"step-{step:06d}"
+            copy_tokenizer(run / "checkpoint", folder)
+            self.write_weights(folder)
+        if step == s.steps or s.state_every and step % s.state_every == 0:
+            self.write_weights(run / "checkpoint")
+            state = {"step": step, "layout": LAYOUT, "settings": asdict(s) | self.hyper_parameters,
+                     "lengths": {name: (run / name).stat().st_size for name in LOGS},
+                     "checksums": {name: checksum(run / name) for name in LOGS},
+                     "learners": {name: learner.state_dict() for name, learner in self.learners.items()}}
+            replace_file(run / STATE, lambda part: torch.save(state, part))
 
     def finish(self, final: dict) -> None:
         """Write final.json."""
@@ -114,8 +126,7 @@ class Writer(NamedTuple):
 
 def lock(folder: Path) -> None:
     """Make this process the only one that writes a run, until it ends; ValueError where another does. The file `lock`
-    has its number.
-    """
+    has its number."""
     if fcntl is None:
         return
     # Never closed, nor opened again: either would unlock it. The system does so when the process ends.
@@ -131,8 +142,8 @@ def lock(folder: Path) -> None:
 
 def start_run(run: Path, settings: dict, hyper_parameters: dict, fixed: dict[str, str], columns: Iterable) -> None:
     """Create the folder with config.json, an empty metrics.csv and the checkpoint's tokenizer, all of it or nothing."""
-    if run.exists():
-        raise ValueError(f"{run} exists: continue it with --resume {run}, remove it, or choose another --out or --seed")
+    require(not run.exists(),
+            f"{run} exists: continue it with --resume {run}, remove it, or choose another --out or --seed")
     versions = {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__}
     config = {"settings": settings, "method": hyper_parameters, "versions": versions,
               "inputs": checksums(settings, fixed), "command": shlex.join(["python"] + sys.argv)}
@@ -158,31 +169,10 @@ def checksums(settings: dict, fixed: dict[str, str]) -> dict[str, list[int]]:
 
 def copy_tokenizer(source: Path, target: Path) -> None:
     """Copy the tokenizer and what else lies beside the weights, so that a checkpoint is a complete model folder."""
-    target.mkdir(parents=True, exist_ok=True)
     for file in files_beside(source):
         copy = target / file.relative_to(source)
-        copy.parent.mkdir(exist_ok=True)  # of additional chat templates
+        copy.parent.mkdir(parents=True, exist_ok=True)  # also that of additional chat templates
         shutil.copyfile(file, copy)
-
-
-def check_disk(run: Path, s: Settings, parameters: Iterable[Tensor]) -> None:
-    """ValueError where the disk lacks room for what `save` will write; says how big a state will be if it is big.
-
-    A state has 12 bytes per trained parameter: a float32 weight and Adam's two moments. There are two states while a
-    new one is written beside the old one.
-    """
-    sizes = [(p.numel() * p.requires_grad, p.nbytes) for p in parameters]
-    state, weights = 12 * sum(count for count, _ in sizes), sum(size for _, size in sizes)  # bytes
-    checkpoints = 1 + (s.steps // s.checkpoint_every if s.checkpoint_every else 0)
-    needed = state * (2 if 0 < s.state_every < s.steps else 1) + weights * checkpoints
-    # A run to resume has some of it already.
-    needed -= sum(file.stat().st_size for kind in (STATE, "**/*.safetensors") for file in run.glob(kind))
-    folder = next(parent for parent in run.absolute().parents if parent.is_dir())
-    if s.steps and (free := shutil.disk_usage(folder).free) < needed:  # without a step nothing is saved
-        raise ValueError(f"{run} needs {needed / 2**30:.1f} GiB, but {folder} has {free / 2**30:.1f} GiB free: make "
-                         "room, choose another --out, or save less often with --checkpoint_every and --state_every")
-    if s.steps and state > 2**30:
-        print(f"{STATE} will take {state / 2**30:.1f} GiB, and twice that while a new one is written", flush=True)
 
 
 # ------------------------------------------------------------------------------------------------------ logs
@@ -198,9 +188,9 @@ def check_columns(run: Path, columns: Iterable[str]) -> list[str]:
     """The header of metrics.csv; ValueError where it lacks one of the columns."""
     with (run / "metrics.csv").open(newline="", encoding="utf-8") as file:
         header = next(csv.reader(file), [])
-    if new := [name for name in columns if name not in header]:
-        raise ValueError(f"{run / 'metrics.csv'} has no column {new[0]}, for the trial step had none: return it in "
-                         "every step, None where nothing was measured")
+    for name in columns:
+        require(name in header, f"{run / 'metrics.csv'} has no column {name}, for the trial step had none: return it "
+                "in every step, None where nothing was measured")
     return header
 
 
@@ -215,32 +205,12 @@ def write_samples(run: Path, step: int, batch: Any) -> None:
     """Append the first response to each of three puzzles, and its reward, to samples.txt."""
     G = len(batch.text) // len(batch.puzzles)
     with (run / "samples.txt").open("a", encoding="utf-8") as file:
-        for q, puzzle in enumerate(batch.puzzles[:3]):
-            i = q * G
+        for i, puzzle in zip(range(0, len(batch.text), G), batch.puzzles[:3]):
             file.write(f"=== step {step}  {batch.task.show(puzzle)}  "
                        f"reward {batch.reward[i]:.2f}  advantage {batch.advantage[i]:+.2f}\n{batch.text[i]}\n\n")
 
 
-# ----------------------------------------------------------------------------------------------------- state
-
-
-def save(run: Path, step: int, settings: Settings, hyper_parameters: dict, write_weights: Callable[[Path], object],
-         learners: dict) -> None:
-    """Write the checkpoints and the state that are due at this step. write_weights fills a model folder.
-
-    The state holds what the learners know, what the run was asked for, and how long the logs are.
-    """
-    if settings.checkpoint_every and step % settings.checkpoint_every == 0:
-        folder = run / "checkpoints" / f"step-{step:06d}"
-        copy_tokenizer(run / "checkpoint", folder)
-        write_weights(folder)
-    if step == settings.steps or settings.state_every and step % settings.state_every == 0:
-        write_weights(run / "checkpoint")
-        state = {"step": step, "layout": LAYOUT, "settings": asdict(settings) | hyper_parameters,
-                 "lengths": {name: (run / name).stat().st_size for name in LOGS},
-                 "checksums": {name: checksum(run / name) for name in LOGS},
-                 "learners": {name: learner.state_dict() for name, learner in learners.items()}}
-        replace_file(run / STATE, lambda part: torch.save(state, part))
+# ----------------------------------------------------------------------------------------------------- resume
 
 
 def load_state(run: Path) -> dict:
@@ -252,57 +222,46 @@ def load_state(run: Path) -> dict:
         state = torch.load(file, map_location="cpu", weights_only=True)
         check_fields(state, {"step": int, "layout": int, "settings": dict, "lengths": dict, "checksums": dict,
                              "learners": dict}, file)
-        if state["layout"] != LAYOUT:
-            raise ValueError
+        require(state["layout"] == LAYOUT, "")
     except Exception:  # a torn, foreign or unsafe file shows itself in many ways
         raise ValueError(f"{file} is broken or was not written by this version of train.py: remove it to resume from "
                          "the start of the run") from None
     return state
 
 
-def check_logs(run: Path, state: dict, logged: Iterable[str]) -> None:
+def check_same(run: Path, state: dict, asked: dict, inputs: dict) -> None:
+    """ValueError when a run has nothing left to do, and unless it has the settings of its state, but for --steps, and
+    reads what it read when it began. asked: settings and hyper-parameters."""
+    done, steps, falls, begun = state["step"], asked["steps"], asked["linear_decay"], read_config(run)["inputs"]
+    require(done <= steps, f"{run} already has {done} steps, more than --steps {steps}")
+    require(read_json(run / "final.json", missing={}).get("step") != steps, f"{run} has finished its {steps} steps: "
+            + ("start a new run" if falls else "pass a larger --steps to continue it"))
+    before = state.get("settings", asked)
+    require(not falls or steps == before["steps"], f"with --linear_decay the learning rate of {run} depends on its "
+            f"{before['steps']} steps: resume it without --steps, or start a new run")
+    for name in (before.keys() | asked.keys()) - {"steps"}:
+        require(before.get(name) == asked.get(name), f"{run / STATE} was written with {name}={before.get(name)}, but "
+                f"config.json says {asked.get(name)}: put back the one of them that you replaced")
+    for name in inputs:
+        require(begun.get(name) == inputs[name], f"{name} is not what {run} began with: put that back, or start a new "
+                "run")
+
+
+def check_logs(run: Path, state: dict, logged: set[str]) -> None:
     """ValueError where a log is not, up to its length at that time, what it was when the state was written, and where
     the credit log has other numbers of batch.log than the trial step."""
     advice = f"remove {STATE} to resume from the start of the run"
     for log in LOGS:
         written = (run / log).read_bytes() if (run / log).is_file() else b""
-        if zlib.crc32(written[: state["lengths"][log]]) != state["checksums"][log]:
-            raise ValueError(f"{run / log} was changed since {STATE} was written: put it back, or {advice}")
+        require(zlib.crc32(written[: state["lengths"][log]]) == state["checksums"][log],
+                f"{run / log} was changed since {STATE} was written: put it back, or {advice}")
     try:
         steps = read_credit(run, read_metrics(run, state["lengths"]["metrics.csv"]))
     except ValueError as error:
         raise ValueError(f"{error}: put it back, or {advice}") from None
-    if (before := {*own_columns(steps[0])}) != {*logged}:
-        listed = lambda names: ", ".join(sorted(names)) or "nothing"
-        raise ValueError(f"{run / 'credit'} has {listed(before)} of batch.log, but the trial step {listed(logged)}: "
-                         "log the same names, or start a new run")
-
-
-def check_settings(run: Path, before: dict, asked: dict) -> None:
-    """ValueError unless a run has the settings of its state, `before`, but for --steps."""
-    if asked.get("linear_decay") and asked["steps"] != before["steps"]:
-        raise ValueError(f"with --linear_decay the learning rate of {run} depends on its {before['steps']} steps: "
-                         "resume it without --steps, or start a new run")
-    for name in (before.keys() | asked.keys()) - {"steps"}:
-        if before.get(name) != asked.get(name):
-            raise ValueError(f"{run / STATE} was written with {name}={before.get(name)}, but config.json says "
-                             f"{asked.get(name)}: put back the one of them that you replaced")
-
-
-def check_inputs(run: Path, now: dict) -> None:
-    """ValueError unless a run reads `now` what it read when it began."""
-    config = read_config(run)
-    if changed := [name for name in now if config["inputs"].get(name) != now[name]]:
-        raise ValueError(f"{changed[0]} is not what {run} began with: put that back, or start a new run")
-
-
-def check_unfinished(run: Path, done: int, s: Settings) -> None:
-    """ValueError when a run has nothing left to do."""
-    if done > s.steps:
-        raise ValueError(f"{run} already has {done} steps, more than --steps {s.steps}")
-    if read_json(run / "final.json", missing={}).get("step") == s.steps:
-        advice = "start a new run" if s.linear_decay else "pass a larger --steps to continue it"
-        raise ValueError(f"{run} has finished its {s.steps} steps: {advice}")
+    before, now = (", ".join(sorted(names)) or "nothing" for names in (own_columns(steps[0]), logged))
+    require(before == now, f"{run / 'credit'} has {before} of batch.log, but the trial step {now}: log the same names, "
+            "or start a new run")
 
 
 def restore(run: Path, state: dict, learners: dict) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from plumbing.files import check_fields, checksum, read_arrays, read_json
+from plumbing.files import check_fields, checksum, read_arrays, read_json, require
 from plumbing.metrics import COLUMNS, CREDIT_LOG
 
 
@@ -16,30 +16,28 @@ def read_metrics(run: Path, length: int | None = None) -> dict[str, np.ndarray]:
         raise FileNotFoundError(f"{run} is not a run folder: {problem}")
     try:
         header, *rows = list(csv.reader(file.read_bytes()[:length].decode().splitlines())) or [[]]
-        if torn := [line for line, row in enumerate(rows, 2) if len(row) != len(header)]:
-            raise ValueError(f"line {torn[0]} is not as long as the header")
+        for line, row in enumerate(rows, 2):
+            require(len(row) == len(header), f"line {line} is not as long as the header")
         table = np.array([[float(cell or "nan") for cell in row] for row in rows]).reshape(len(rows), len(header))
     except (ValueError, csv.Error) as error:
         raise ValueError(f"{file} is no table of numbers ({error}): is it damaged?") from None
     metrics = dict(zip(header, table.T))
-    if missing := [name for name in COLUMNS if name not in header]:
-        raise ValueError(f"{file} has no column {missing[0]}: was it written by this version of train.py?")
-    if not rows:
-        raise ValueError(f"{file} has no rows: the run was stopped before its first measurement")
-    if not np.array_equal(metrics["step"], np.arange(len(rows))):
-        raise ValueError(f"{file} is damaged: its steps are not 0, 1, 2, ...")
+    for name in COLUMNS:
+        require(name in header, f"{file} has no column {name}: was it written by this version of train.py?")
+    require(rows, f"{file} has no rows: the run was stopped before its first measurement")
+    require(np.array_equal(metrics["step"], np.arange(len(rows))), f"{file} is damaged: its steps are not 0, 1, 2, ...")
     return metrics
 
 
 def read_credit(run: Path, metrics: dict[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
     """The credit log of each step in metrics.csv; ValueError where one is missing, lacks a column of the first, or is
     not of this run."""
-    steps, files = [], [run / "credit" / f"step-{step:06d}.npz" for step in range(1, len(metrics["step"]))]
-    for file, expected in zip(files, metrics["credit_checksum"][1:]):
-        if not file.is_file():
-            raise ValueError(f"there is no {file}, but metrics.csv has that step")
-        if checksum(file) != expected:
-            raise ValueError(f"{file} is not the one of metrics.csv: was it changed, or is it another run's?")
+    steps = []
+    for step, expected in enumerate(metrics["credit_checksum"][1:], 1):
+        file = run / "credit" / f"step-{step:06d}.npz"
+        require(file.is_file(), f"there is no {file}, but metrics.csv has that step")
+        require(checksum(file) == expected,
+                f"{file} is not the one of metrics.csv: was it changed, or is it another run's?")
         steps.append(read_arrays(file, steps[0] if steps else CREDIT_LOG))
     return steps
 

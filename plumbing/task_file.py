@@ -9,7 +9,7 @@ from typing import Any, Callable
 
 import numpy as np
 
-from plumbing.files import check_fields
+from plumbing.files import check_fields, require
 from plumbing.metrics import number
 from tasks.text import ROLES
 
@@ -18,8 +18,7 @@ REQUIRED = ("load", "check", "prompt", "grade", "roles", "show")  # what countdo
 
 def load_task(name: str) -> ModuleType:
     """The module of a task: NAME_task.py beside train.py or in tasks/, or a file, where `name` ends in .py.
-    FileNotFoundError or ValueError where there is none, or it lacks a function that every task has.
-    """
+    FileNotFoundError or ValueError where there is none, or it lacks a function that every task has."""
     dotted = [f"{name}_task", f"tasks.{name}_task"] if name.isidentifier() else []
     if name.endswith(".py"):
         if not Path(name).is_file():
@@ -27,44 +26,42 @@ def load_task(name: str) -> ModuleType:
         spec = importlib.util.spec_from_file_location(Path(name).stem, name)
         module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # where dataclasses look for it
         spec.loader.exec_module(module)
-    elif found := list(filter(importlib.util.find_spec, dotted)):
-        module = importlib.import_module(found[0])
     else:
-        raise ValueError(f"there is no task {name}: --task takes the NAME of a file tasks/NAME_task.py, or a path that "
-                         "ends in .py")
-    if missing := [function for function in REQUIRED if not callable(getattr(module, function, None))]:
-        raise ValueError(f"the task {name} has no function {missing[0]}, which every task has")
+        found = [*filter(importlib.util.find_spec, dotted)]
+        require(found, f"there is no task {name}: --task takes the NAME of a file tasks/NAME_task.py, or a path that "
+                "ends in .py")
+        module = importlib.import_module(found[0])
+    for function in REQUIRED:
+        require(callable(getattr(module, function, None)),
+                f"the task {name} has no function {function}, which every task has")
     return module
 
 
 def load_puzzles(task: ModuleType, count: int, path: str, eval_path: str = "") -> tuple[list, list]:
     """The training puzzles of a task, and `count` held-out ones. ValueError where one is no puzzle, or is in both.
-    eval_path: a file of held-out puzzles. Then all others of the file `path` are trained on, not nine tenths.
-    """
+    eval_path: a file of held-out puzzles. Then all others of the file `path` are trained on, not nine tenths."""
     for file in map(Path, filter(None, (path, eval_path))):
         if not file.is_file():  # here, since a task's load may not look
             folder = ", but a folder: name one of the files in it" if file.is_dir() else ""
             raise FileNotFoundError(f"there is no data file {file}{folder}")
     training = list(task.load("all" if path and eval_path else "train", path=path))
     heldout = list(task.load("all", path=eval_path) if eval_path else task.load("heldout", count, path))
-    if not training or not heldout:
-        raise ValueError("the task has no puzzles to train on, or none held out")
-    if strange := [puzzle for puzzle in training + heldout if not isinstance(getattr(puzzle, "id", None), str)]:
-        raise ValueError(f"the task's load returns puzzles without an id that is text, such as {strange[0]!r:.50}")
+    require(training and heldout, "the task has no puzzles to train on, or none held out")
+    for puzzle in training + heldout:
+        require(isinstance(getattr(puzzle, "id", None), str),
+                f"the task's load returns puzzles without an id that is text, such as {puzzle!r:.50}")
     # What a model could memorize: the task's key, and the id, since its own puzzles and a file's may have other keys.
     key = getattr(task, "key", lambda puzzle: puzzle.id)
     known = {name for puzzle in heldout for name in (puzzle.id, key(puzzle))}
     if eval_path and len(heldout) > count:
         print(f"{count} of the {len(heldout)} puzzles in {eval_path} are measured: --eval_problems says how many")
         heldout = heldout[:count]
-    if len(heldout) > count or len({puzzle.id for puzzle in heldout}) < len(heldout):
-        raise ValueError(f"the task's load returns more than the {count} held-out puzzles asked for, or one twice")
+    require(len({puzzle.id for puzzle in heldout}) == len(heldout) <= count,
+            f"the task's load returns more than the {count} held-out puzzles asked for, or one twice")
     both = {puzzle.id for puzzle in training if not known.isdisjoint((puzzle.id, key(puzzle)))}
+    require(eval_path or not both, f"the task's puzzle {min(both, default='')} is held out, and trained on")
     apart = [puzzle for puzzle in training if puzzle.id not in both]
-    if both and not eval_path:
-        raise ValueError(f"the task's puzzle {min(both)} is held out, and trained on")
-    if not apart:
-        raise ValueError(f"all puzzles to train on are in {eval_path}: name another file with --data or --eval_data")
+    require(apart, f"all puzzles to train on are in {eval_path}: name another file with --data or --eval_data")
     if both:
         print(f"{len(training) - len(apart)} of {len(training)} training puzzles are in {eval_path}: they are left out")
     return apart, heldout
@@ -72,35 +69,31 @@ def load_puzzles(task: ModuleType, count: int, path: str, eval_path: str = "") -
 
 def check_pieces(found: str | tuple, function: str) -> tuple[str, ...]:
     """The pieces of what a task's prompt or reply returned; ValueError unless that is text, or a tuple of texts.
-    Only a reply may be empty.
-    """
+    Only a reply may be empty."""
     pieces = (found,) if isinstance(found, str) else found
-    if (not isinstance(pieces, tuple) or not all(isinstance(piece, str) for piece in pieces)
-            or function == "prompt" and not "".join(pieces)):
-        raise ValueError(f"the task's {function} must return text, not {found!r:.50}")
+    texts = isinstance(pieces, tuple) and all(isinstance(piece, str) for piece in pieces)
+    require(texts and (function != "prompt" or any(pieces)),
+            f"the task's {function} must return text, not {found!r:.50}")
     return pieces
 
 
 def check_grade(grade: dict[str, Any]) -> dict[str, float]:
     """What a task's grade returned, as floats, NaN for a further None; ValueError unless it has all that it should."""
     what, needed = "what the task's grade returns", {"reward": float, "answer": float, "format": float}
-    if not isinstance(grade, dict):
-        raise ValueError(f"{what} is {grade!r:.50}, but it must be an object with {', '.join(needed)}")
+    require(isinstance(grade, dict), f"{what} is {grade!r:.50}, but it must be an object with {', '.join(needed)}")
     grade = {name: math.nan if value is None and name not in needed else number(value, f"{what}: {name}")
              for name, value in grade.items()}
     check_fields(grade, needed, what)
-    if abs(grade["reward"]) > 1e38:  # near the limit of float32
-        raise ValueError(f"{what}: the reward {grade['reward']:g} is too large")
-    if not (0 <= grade["answer"] <= 1 and 0 <= grade["format"] <= 1):
-        raise ValueError(f"the task's grade returns {grade}: answer and format must be from 0 to 1")
+    require(abs(grade["reward"]) <= 1e38,  # near the limit of float32
+            f"{what}: the reward {grade['reward']:g} is too large")
+    require(0 <= grade["answer"] <= 1 and 0 <= grade["format"] <= 1,
+            f"the task's grade returns {grade}: answer and format must be from 0 to 1")
     return grade
 
 
 def tossing(grade: Callable, coin: np.random.Generator) -> Callable[..., dict[str, float]]:
-    """A stand-in for a task's `grade` that tosses a fair coin for each response: success must not rise.
-
-    The format is graded as usual, but it is no part of the reward.
-    """
+    """A stand-in for a task's `grade` that tosses a fair coin for each response: success must not rise. The format is
+    graded as usual, but it is no part of the reward."""
     def toss(*response: Any) -> dict[str, float]:
         answer = float(coin.integers(2))
         return check_grade(grade(*response)) | {"reward": answer, "answer": answer}
@@ -116,7 +109,6 @@ def check_roles(found: tuple, length: int) -> tuple[np.ndarray, np.ndarray]:
                  and 0 <= role.min() and role.max() < len(ROLES))
     except (TypeError, ValueError, AttributeError):  # no two arrays
         right = False
-    if not right:
-        raise ValueError(f"the task's roles must return two arrays with an entry for each of the {length} tokens: "
-                         f"integers from 0 to {len(ROLES) - 1}, and bools")
+    require(right, f"the task's roles must return two arrays with an entry for each of the {length} tokens: integers "
+            f"from 0 to {len(ROLES) - 1}, and bools")
     return role, in_answer

@@ -56,8 +56,7 @@ class Tokenizer:
 
     def encode(self, *pieces: str) -> list[int]:
         """The tokens of a text, in which `<|im_start|>` and the like become special tokens. It may be cut in pieces:
-        then every second one is somebody's own text, in which they stay characters.
-        """
+        then every second one is somebody's own text, in which they stay characters."""
         parts = [""]  # text, a special token's name, text, ..., text. It stays whole: a cut could change its tokens
         for i, piece in enumerate(pieces):
             first, *others = self.names.split(piece) if i % 2 == 0 else [piece]
@@ -85,9 +84,7 @@ class Tokenizer:
 
     def decode(self, tokens: Iterable[int]) -> tuple[str, list[tuple[int, int]]]:
         """The text of the tokens, and the span (start, stop) of each in it; an end token's is empty, after the text.
-
-        Tokens that share a character both have it in their span. Bytes that are not UTF-8 become U+FFFD.
-        """
+        Tokens that share a character both have it in their span. Bytes that are not UTF-8 become U+FFFD."""
         parts, spans, stop = [self.bytes[token] for token in tokens], [], 0
         text, owner = characters(b"".join(parts))
         for part in parts:
@@ -135,8 +132,7 @@ def named_tokens(settings: dict) -> dict[str, str]:
 
 def read_settings(folder: Path) -> dict:
     """tokenizer_config.json and what transformers reads beside it; ValueError for a setting that is not supported.
-    chat_template becomes text, or None where the folder says nothing about its tokenizer.
-    """
+    chat_template becomes text, or None where the folder says nothing about its tokenizer."""
     config, jinja = folder / "tokenizer_config.json", folder / "chat_template.jinja"
     settings = read_json(config, missing={})
     if "added_tokens_decoder" not in settings:
@@ -151,8 +147,7 @@ def read_settings(folder: Path) -> dict:
 
 def add_listed_tokens(folder: Path, settings: dict, library: tokenizers.Tokenizer) -> None:
     """Add the tokens that only a file beside tokenizer.json lists, and take the flags that it gives to those in both.
-    ValueError for one that can't have its number, or is named without one: transformers would give it a new one.
-    """
+    ValueError for one that can't have its number, or is named without one: transformers would give it a new one."""
     listed = settings.get("added_tokens_decoder")
     if listed is None:  # an older file has names alone, and tokenizer.json goes before it
         known = {token.content for token in library.get_added_tokens_decoder().values()}
@@ -174,8 +169,7 @@ def add_listed_tokens(folder: Path, settings: dict, library: tokenizers.Tokenize
 
 def first_tokens(settings: dict, library: tokenizers.Tokenizer, written: str, chat: bool) -> list[int]:
     """What begins every prompt, such as Llama 3's BOS: in a chat what the folder's template wrote there, else what
-    tokenizer.json says, or add_bos_token, which version 4 of transformers obeys for Llama's class of tokenizers.
-    """
+    tokenizer.json says, or add_bos_token, which version 4 of transformers obeys for Llama's class of tokenizers."""
     bos = name_of(settings.get("bos_token"))
     asked = bool(bos) and bos != CHATML and written.lstrip().startswith(bos)
     if not (chat and written):
@@ -188,8 +182,7 @@ def first_tokens(settings: dict, library: tokenizers.Tokenizer, written: str, ch
 
 def find_end_tokens(folder: Path, library: tokenizers.Tokenizer) -> list[int]:
     """The tokens that end a response: END_TOKENS, and those that a model folder names. ValueError where there is none,
-    or a file names something else: a Llama config of transformers has the id 2 by default, whatever that token is.
-    """
+    or a file names something else: a Llama config of transformers has the id 2 by default, whatever that token is."""
     found = [library.token_to_id(name) for name in END_TOKENS]
     for name, key in NAMED_IN.items():
         value = read_json(folder / name, missing={}).get(key)
