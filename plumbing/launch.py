@@ -4,6 +4,7 @@ A first reading can skip it. `s` is the Settings.
 """
 import random
 import sys
+import timeit
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -53,15 +54,32 @@ def with_model(s: Settings) -> Settings:
     return replace(s, model=s.model or str(folder))
 
 
-def announce(weights: Iterable[torch.Tensor], training: int, heldout: int, run: Path, differences: dict,
+def advice(s: Settings, heldout: int) -> Iterator[str]:
+    """What a run is told before it begins. heldout: the number of held-out puzzles."""
+    # Half of the 95% interval of a difference of two success rates near 50%.
+    if (points := 100 * 1.96 * (2 * 0.25 / heldout) ** 0.5) > 10:
+        yield (f"with {heldout} held-out puzzles two measurements differ by up to {points:.0f} points by chance: ten "
+               "would not show. --eval_problems asks for more puzzles, where there are more")
+    if s.dtype == "bfloat16" and s.device == "cpu":
+        slower = product_seconds(torch.bfloat16) / product_seconds(torch.float32)
+        if slower > 1.5:
+            yield (f"this processor multiplies bfloat16 {slower:.0f} times as slowly as float32: --dtype float32 is "
+                   "faster where its weights, twice the size, have room")
+
+
+def product_seconds(dtype: torch.dtype) -> float:
+    """The seconds of a small product, the shortest of three."""
+    x, w = torch.ones(32, 512, dtype=dtype), torch.ones(512, 512, dtype=dtype)
+    return min(timeit.repeat(lambda: x @ w.T, number=1, repeat=4)[1:])  # the first one also prepares
+
+
+def announce(weights: Iterable[torch.Tensor], training: int, heldout: int, run: Path, differences: dict, s: Settings,
              resumed_after: int | None) -> None:
     """Print what a run is. training, heldout: numbers of puzzles. differences: the settings without their defaults."""
     print(f"{sum(w.numel() for w in weights):,} parameters, {training} puzzles to train on, into {run}")
     print("settings:", ", ".join(f"{name}={value}" for name, value in differences.items()) or "all at their defaults")
-    # Half of the 95% interval of a difference of two success rates near 50%.
-    if (points := 100 * 1.96 * (2 * 0.25 / heldout) ** 0.5) > 10:
-        print(f"with {heldout} held-out puzzles two measurements differ by up to {points:.0f} points by chance: ten "
-              "would not show. --eval_problems asks for more puzzles, where there are more")
+    for line in advice(s, heldout):
+        print(line)
     if resumed_after is not None:
         print(f"resuming after step {resumed_after}{'' if resumed_after else ', for no state was written yet'}")
     sys.stdout.flush()
