@@ -3,8 +3,8 @@
 # value behind the last token counts for those alone
 # seen: nobody looks for an end token: cut off is what is as long as the batch is wide. So in every batch the longest
 # text, ended or not, loses its reward, and with a critic, at the defaults, its returns are too high by the value of
-# its last position; a cut response behind a shorter prompt keeps its reward. The batch decides: with a longer text
-# beside it the same response has its reward back. no_eos_ratios in the log is the share of the longest
+# its last position; a shorter one that was cut off keeps its reward. The batch decides: with a longer text beside it
+# the same response has its reward back
 # with: areal 1.0.4, torch 2.10.0
 set -eu
 work=$(mktemp -d)
