@@ -3,8 +3,8 @@
 # value behind the last token counts for those alone
 # seen: nobody looks for an end token: cut off is what is as long as the batch is wide. So in every batch the longest
 # text, ended or not, loses its reward, and with a critic, at the defaults, its returns are too high by the value of
-# its last position; a cut response behind a shorter prompt keeps its reward. The batch decides: with a longer text
-# beside it the same response has its reward back. no_eos_ratios in the log is the share of the longest
+# its last position; a shorter one that was cut off keeps its reward. The batch decides: with a longer text beside it
+# the same response has its reward back
 # with: areal 1.0.4, torch 2.10.0
 set -eu
 work=$(mktemp -d)
@@ -12,10 +12,10 @@ trap 'rm -rf "$work"' EXIT
 cd "$work"
 python3 -m venv venv
 venv/bin/pip install -q torch==2.10.0 torchdata==0.11.0 transformers==5.3.0 datasets==5.2.0 ray==2.60.0 \
-    hydra-core==1.3.8 omegaconf==2.3.1 aiofiles==25.1.0 aiohttp==3.14.5 colorlog==6.12.0 einops==0.8.2 flask==3.1.3 \
-    httpx==0.28.1 msgpack==1.2.4 numba==0.68.1 nvidia-ml-py==13.615.71 openai==3.57.0 orjson==3.13.0 pandas==3.1.1 \
-    prettytable==3.18.0 psutil==7.2.2 pybase64==1.5.1 pydantic==2.14.4 swanlab==0.10.3 tabulate==0.10.0 \
-    tensorboardX==2.6.5 tenacity==9.2.1 trackio==0.43.0 uvicorn==0.54.0 uvloop==0.23.0 \
+    hydra-core==1.3.8 omegaconf==2.3.1 lark==1.3.1 aiofiles==25.1.0 aiohttp==3.14.5 colorlog==6.12.0 einops==0.8.2 \
+    flask==3.1.3 httpx==0.28.1 msgpack==1.2.4 numba==0.68.1 nvidia-ml-py==13.615.71 openai==3.57.0 orjson==3.13.0 \
+    pandas==3.1.1 prettytable==3.18.0 psutil==7.2.2 pybase64==1.5.1 pydantic==2.14.4 swanlab==0.10.3 \
+    tabulate==0.10.0 tensorboardX==2.6.5 tenacity==9.2.1 trackio==0.43.0 uvicorn==0.54.0 uvloop==0.23.0 \
     wandb==0.31.0
 PIP_NO_DEPS=1 venv/bin/pip install -q areal==1.0.4 torch==2.10.0
 venv/bin/python -W ignore - 2>errors.txt <<'EOF' || { cat errors.txt; exit 1; }

@@ -11,11 +11,10 @@ trap 'rm -rf "$work"' EXIT
 cd "$work"
 python3 -m venv venv
 venv/bin/pip install -q torch==2.13.0 ray==2.60.0 omegaconf==2.4.0 nvidia-ml-py==13.615.71 psutil==7.2.2 \
-    regex==2026.11.19 sympy==1.14.0 pydantic==2.14.4 setuptools==84.2.1 tqdm==4.70.1
+    regex==2026.11.19 sympy==1.14.0 pydantic==2.14.4 setuptools==84.2.1 tqdm==4.70.1 numpy==2.4.6
 PIP_NO_DEPS=1 venv/bin/pip install -q rlinf==0.3.0 ray==2.60.0 torch==2.13.0
 venv/bin/python -W ignore - <<'EOF'
 import torch
-from rlinf.algorithms import advantages as _  # noqa: F401  registers gae
 from rlinf.algorithms.registry import calculate_adv_and_returns
 
 TOKENS, VALUE = 20, 0.5  # of the response, and what the critic says at each of them

@@ -2,8 +2,8 @@
 # guessed: Tunix's Llama 3.1 and 3.2 read published weights as transformers does: a RoPE base of 500,000, as its
 # config says, with the scaling of type llama3
 # seen: the attention ignores the config's rope_theta and takes 1,000,000, and there is no scaling, so the model is
-# another, silently: from the second token on its log-probs are wrong, in training as in its own sampler. They are
-# transformers' own with that base and no scaling. Meta-Llama-3, which has no scaling, gets the wrong base, too
+# another, silently: from the second token on its log-probs are wrong. They are transformers' own with that base and
+# no scaling. Meta-Llama-3, which has no scaling, gets the wrong base, too
 # with: google-tunix 0.1.7, jax 0.10.2, flax 0.12.8, transformers 5.12.1, torch 2.13.0
 set -eu
 work=$(mktemp -d)

@@ -1,9 +1,8 @@
 #!/usr/bin/env bash
-# guessed: Tunix's PPOLearner trains on the rewards that its reward functions return, which its page asks to be floats
+# guessed: Tunix's PPOLearner trains on the rewards that its reward functions return, which its docstring calls floats
 # seen: it writes them into a table of whole numbers, so all between -1 and 1 are 0, and 1.9 is 1; JAX warns once of a
 # cast. With a reward of 0.9 the step is the step of no reward, to the bit. rewards/score/mean logs 0.9 all the same,
-# and rewards/reward/mean 0. A reward model's scores go the same way. The KL penalty is subtracted later and keeps its
-# fraction
+# and rewards/reward/mean 0. The KL penalty is subtracted later and keeps its fraction
 # with: google-tunix 0.1.7, jax 0.10.2, flax 0.12.8
 set -eu
 work=$(mktemp -d)
