@@ -421,7 +421,7 @@ def save_model(model: Qwen2, path: str | Path) -> None:
     config, dtype = model.config, str(model.output_weight.dtype).removeprefix("torch.")
     written = {"architectures": [ARCHITECTURES[config.source["model_type"]]],
                "rope_parameters": config.rope, "dtype": dtype,  # transformers 5
-               "rope_theta": config.rope["rope_theta"], "torch_dtype": dtype}  # transformers 4
+               "rope_theta": config.rope["rope_theta"], "torch_dtype": dtype}  # transformers 4, and mlx-lm 0.32
     if config.rope["rope_type"] != "default":
         written["rope_scaling"] = {name: x for name, x in config.rope.items() if name != "rope_theta"}
     write_json(path / "config.json", config.source | written)
