@@ -33,7 +33,7 @@ from tests.fixtures import make_batch
 from tests.test_processes import output_of
 from tests.test_walkthrough import CONFIG, by_hand
 from start import load_policy
-from turns import decode, play, with_replies
+from turns import decode, play, tokens_reread, with_replies
 
 GUESS = MODELS / "guess-tiny"
 
@@ -177,6 +177,13 @@ def test_an_episode_of_two_turns_by_hand():
                 ends.append(-(A * np.sum(own) - A * np.sum(other)) / 7)
             x[i] = kept
             assert found[i].item() == pytest.approx((ends[0] - ends[1]) / 2e-5, abs=1e-6), name
+
+
+def test_a_text_that_is_read_again_for_each_turn_is_counted_by_hand():
+    """Guards against a cost without the sampled tokens: of a prompt of 10, turn two reads 10 + 3 + 2 tokens, with the
+    reply of 2 behind token 3, and turn three 10 + 7 + 2 + 1."""
+    assert tokens_reread([1] * 10, {3: [5, 6], 7: [5]}) == 15 + 20
+    assert tokens_reread([1] * 10, {}) == 0
 
 
 def test_texts_and_spans_of_a_response_with_replies():
