@@ -207,6 +207,21 @@ def test_rollouts_do_not_depend_on_how_many_are_sampled_together(hashed, monkeyp
     assert not batch.ask.rollout_values(torch.zeros_like(cuts)).any()
 
 
+def test_all_continuations_of_a_prefix_begin_with_another_token(policy, monkeypatch):
+    """Guards against the token of another prefix, which the k continuations of one would leave out instead."""
+    batch, given = step_batch(policy, 2, 2, 30), []
+    monkeypatch.setattr(turns, "generate", lambda *arguments: (given.append(arguments), generate(*arguments))[1])
+    cuts = torch.zeros_like(batch.mask)
+    places = [(3, 2), (0, 5), (1, 9)]  # in the order in which they are sampled: the shortest prefix first
+    for i, t in places:
+        cuts[i, t] = True
+    assert batch.mask[cuts].all() and len({int(batch.tokens[place]) for place in places}) == 3
+    batch.ask.rollout_values(cuts, 4, other=True)
+    (_, texts, _, _, _, excluded, *_), = given
+    assert excluded.view(3, 4).tolist() == [[int(batch.tokens[place])] * 4 for place in places]
+    assert texts == [batch.prompts[batch.group[i]] + batch.tokens[i, :t].tolist() for i, t in places]
+
+
 def test_a_coin_grades_responses_and_continuations(policy):
     """Guards against a placebo that sees the real grades of continuations, and coins shared by steps or seeds."""
     batch = step_batch(policy, 3, 8, 30, reward="random")
