@@ -109,15 +109,6 @@ def targets(numbers: tuple[int, ...], max_target: int) -> tuple[int, ...]:
     return tuple(sorted({r for r, _ in derivations(numbers, whole=True) if 1 <= r <= max_target}))
 
 
-def universe(count: int = 3, low: int = 1, high: int = 20, max_target: int = 100) -> list[Puzzle]:
-    """Every puzzle of `count` sorted numbers from low to high whose target can be reached with whole numbers alone.
-
-    For tests, and for the hard puzzles of lab/study.
-    """
-    number_sets = itertools.combinations_with_replacement(range(low, high + 1), count)
-    return [Puzzle(numbers, target) for numbers in number_sets for target in targets(numbers, max_target)]
-
-
 def key(puzzle: Puzzle) -> str:
     """What a model could memorize of a puzzle: here its id, the numbers in any order with the target."""
     return puzzle.id

@@ -49,7 +49,7 @@ from plumbing.processes import my_part
 from plumbing.registry import check_finite, check_loss
 from qwen2_model import Qwen2
 from rollout import Policy, TokenBatch, by_group, group_mean, responses
-from sampler import in_parts, part_logprobs, read_prompts
+from sampler import asked_prompts, in_parts, part_logprobs, read_prompts
 from settings import Settings
 
 # ------------------------------------------------------------------------------------------- shaping, advantage
@@ -234,12 +234,11 @@ def read_again(model: Qwen2, batch: TokenBatch, rows: Tensor, at_once: int) -> I
     if not len(rows):
         return
     prompt_of, tokens, sampled = responses(batch, rows)
-    asked, index = prompt_of.unique(return_inverse=True)
-    prompts = [batch.prompts[q] for q in asked.tolist()]
+    prompts, prompt_of = asked_prompts(batch.prompts, prompt_of)
     with torch.no_grad():
         cache, last = read_prompts(model, prompts)
     collected = [x.requires_grad_() for x in (*cache.keys, *cache.values)]
-    for part in in_parts(cache, last, index, tokens, sampled, at_once):
+    for part in in_parts(cache, last, prompt_of, tokens, sampled, at_once):
         own, logprob = rows[part.rows], part_logprobs(model, part)  # (b,), (n,)
         yield own, logprob.new_zeros(batch.mask[own].shape).masked_scatter(batch.mask[own], logprob)
     for i in range(0, len(prompts), at_once):

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from plumbing.metrics import tokens_in
-from plumbing.processes import share_out, shared
+from plumbing.processes import shared
 from qwen2_model import Qwen2, probabilities, token_logprobs, wide
 from rollout import Policy, TokenBatch, checked, decode_and_grade, grader, responses, seed_of, tokens_of
 from sampler import Part, Samples, distinct_texts, part_logprobs, part_states, read_responses
@@ -99,12 +99,12 @@ class Queries:
         rows = (torch.arange(len(batch.tokens)) if rows is None else rows).to(batch.tokens.device)
         self.tokens_read += tokens_in(batch, rows)
 
-        def read_some(mine: list[int]) -> list[Tensor]:
-            found = read_responses(reader, model, batch.prompts, *responses(batch, rows[mine]),
-                                   [x[mine] for x in per_row], self.s.micro_batch)
-            return [x[:T].cpu().clone() for x in found]  # a view would carry all of it to another process
+        def read_some(mine: list[int]) -> tuple[Tensor]:
+            return read_responses(reader, model, batch.prompts, *responses(batch, rows[mine]),
+                                  [x[mine] for x in per_row], self.s.micro_batch)[:, :T],
 
-        return torch.stack(share_out(list(range(len(rows))), read_some)).to(batch.tokens.device)
+        found, = shared(read_some, list(range(len(rows))))  # (R, T, ...)
+        return found.to(batch.tokens.device)
 
     def rollout_values(self, counts: Tensor, k: int = 1, other: bool = False) -> Tensor:
         """The mean reward (B, T) of k times counts (B, T) continuations of the text before each token (column 0: of the

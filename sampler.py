@@ -167,6 +167,12 @@ def distinct_texts(prompts: list[list[int]]) -> tuple[list[list[int]], list[int]
     return texts, text_of
 
 
+def asked_prompts(prompts: list[list[int]], prompt_of: Tensor) -> tuple[list[list[int]], Tensor]:
+    """Those prompts that some responses answer, prompt_of (b,), and which of these each does (b,)."""
+    asked, index = prompt_of.unique(return_inverse=True)
+    return [prompts[q] for q in asked.tolist()], index
+
+
 def read_prompts(model: Qwen2, prompts: list[list[int]]) -> tuple[Cache, Tensor]:
     """A cache whose Q rows have read the prompts but for their last tokens; and these tokens (Q,).
 
@@ -240,10 +246,10 @@ def read_responses(reader: Callable, model: Qwen2, prompts: list[list[int]], pro
     A reader is a function such as part_logprobs(model, part, ...), which returns (n, ...). It gets the part's rows of
     each tensor of per_row (b, ...), too. prompt_of (b,): the prompt of each. The other arguments: see `in_parts`.
     """
-    asked, index = prompt_of.unique(return_inverse=True)
-    cache, last = read_prompts(model, [prompts[q] for q in asked.tolist()])
+    prompts, prompt_of = asked_prompts(prompts, prompt_of)
+    cache, last = read_prompts(model, prompts)
     found = None
-    for part in in_parts(cache, last, index, tokens, sampled, at_once):
+    for part in in_parts(cache, last, prompt_of, tokens, sampled, at_once):
         values = reader(model, part, *(x[part.rows] for x in per_row))  # (n, ...)
         found = values.new_zeros(*sampled.shape, *values.shape[1:]) if found is None else found  # (b, S, ...)
         row = part.sampled.nonzero()[:, 0]  # (n,)

@@ -97,9 +97,9 @@ def as_if_nothing_was_drawn(device: torch.device) -> Iterator[None]:
 
 def check_needs(needs: tuple[str, ...], task: ModuleType, heads: Iterable[str], s: Settings) -> None:
     """ValueError where a run can't provide what its credit function needs."""
-    for need in lacking(needs, task, heads):
-        raise ValueError(f"--mitigation {s.mitigation} needs {need}, which is neither a function of the task {s.task} "
-                         f"nor a head ({', '.join(heads)})")
+    if missing := lacking(needs, task, heads):
+        raise ValueError(f"--mitigation {s.mitigation} needs {missing[0]}, which is neither a function of the task "
+                         f"{s.task} nor a head ({', '.join(heads)})")
 
 
 def lacking(needs: tuple[str, ...], task: ModuleType, heads: Iterable[str]) -> list[str]:

@@ -73,13 +73,6 @@ def my_part(items: list) -> list:
     return items[rank::size]
 
 
-def share_out(items: list, work: Callable[[list], list]) -> list:
-    """What `work` returns for a list, a result for each item, with the items shared among all processes. Every process
-    gets all results, in the order of the items."""
-    mine = my_part(items)
-    return gather(work(mine) if mine else [])
-
-
 def shared(function: Callable, items: list, **rows: Tensor | None) -> tuple | list:
     """function(items, **rows) -> tensors and tuples, with the items shared among all processes; all of them get all.
     Arguments (rows is None, or has as many for each item) and results have equally many rows for each item. Results
@@ -88,6 +81,7 @@ def shared(function: Callable, items: list, **rows: Tensor | None) -> tuple | li
         return function(items, **rows)
 
     def by_item(mine: list[int]) -> list[list]:
+        """The results of some items, apart."""
         own = {name: None if x is None else x.unflatten(0, (len(items), -1))[mine].flatten(0, 1)
                for name, x in rows.items()}
         found = function([items[i] for i in mine], **own)
@@ -96,12 +90,14 @@ def shared(function: Callable, items: list, **rows: Tensor | None) -> tuple | li
                 for i in range(0, size * len(mine), size)]
 
     def joined(field: tuple) -> Tensor | tuple:
+        """A field of all items' results as one."""
         if isinstance(field[0], tuple):
             return sum(field, ())
         rows = [row for x in field for row in x]
         return pad_sequence(rows, batch_first=True) if rows[0].dim() else torch.stack(rows)
 
-    return [joined(field) for field in zip(*share_out(list(range(len(items))), by_item))]
+    mine = my_part(list(range(len(items))))
+    return [joined(field) for field in zip(*gather(by_item(mine) if mine else []))]
 
 
 def gather(results: list) -> list:

@@ -88,9 +88,9 @@ class Writer(NamedTuple):
 
     def step(self, step: int, batch: Any, credit: Tensor, row: dict) -> None:
         """Write a row of metrics.csv, a row per token, and the samples, checkpoints and state that are due."""
-        for name in sorted({*self.logged} ^ {*batch.log}):
-            raise ValueError(f"batch.log {'has' if name in batch.log else 'lacks'} {name} in step {step}, unlike in "
-                             "the trial step: log the same names in every step")
+        if other := sorted({*self.logged} ^ {*batch.log}):
+            raise ValueError(f"batch.log {'has' if other[0] in batch.log else 'lacks'} {other[0]} in step {step}, "
+                             "unlike in the trial step: log the same names in every step")
         if not leads():
             return
         # The checksum ties the two logs together: analyze.py refuses a step that was changed or is another run's.
