@@ -64,7 +64,8 @@ def parse(arguments: list[str], defaults: Settings, methods: dict, choices: dict
         file = file / "config.json" if file.is_dir() else file  # a run folder, or a file
         config = read_json(file)
         check_fields(config, {"settings": dict, "method": dict}, file)
-        config["settings"].pop("out", None)  # whose folder may exist
+        for name in ("out", "arithmetic"):  # a folder that may exist, and what another processor was good at
+            config["settings"].pop(name, None)
         words = words_of(file, config, words, defaults) + words
     found = parse_with(parser, words, defaults, methods, choices)
     return found._replace(resume=given.resume, on_step=given.on_step)

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from plumbing.flags import check_range
+from plumbing.processes import first_alone
 from plumbing.progress import follow
 from plumbing.registry import require
 from plumbing.task_file import load_task
@@ -54,23 +55,29 @@ def with_model(s: Settings) -> Settings:
     return replace(s, model=s.model or str(folder))
 
 
-def advice(s: Settings, heldout: int) -> Iterator[str]:
-    """What a run is told before it begins. heldout: the number of held-out puzzles."""
-    # Half of the 95% interval of a difference of two success rates near 50%.
-    if (points := 100 * 1.96 * (2 * 0.25 / heldout) ** 0.5) > 10:
-        yield (f"with {heldout} held-out puzzles two measurements differ by up to {points:.0f} points by chance: ten "
-               "would not show. --eval_problems asks for more puzzles, where there are more")
-    if s.dtype == "bfloat16" and s.device == "cpu":
-        slower = product_seconds(torch.bfloat16) / product_seconds(torch.float32)
-        if slower > 1.5:
-            yield (f"this processor multiplies bfloat16 {slower:.0f} times as slowly as float32: --dtype float32 is "
-                   "faster where its weights, twice the size, have room")
+def with_arithmetic(s: Settings) -> Settings:
+    """The settings with the dtype of products: --dtype, but float32 where a processor is slow in bfloat16."""
+    def slow() -> bool:  # a processor without arithmetic for bfloat16 takes 4 to 8 times as long
+        return product_seconds(torch.bfloat16) > 1.5 * product_seconds(torch.float32)
+
+    asked = s.arithmetic or s.dtype == "float32" or s.device != "cpu"
+    return replace(s, arithmetic=s.arithmetic or (s.dtype if asked or not first_alone(slow) else "float32"))
 
 
 def product_seconds(dtype: torch.dtype) -> float:
     """The seconds of a small product, the shortest of three."""
     x, w = torch.ones(32, 512, dtype=dtype), torch.ones(512, 512, dtype=dtype)
     return min(timeit.repeat(lambda: x @ w.T, number=1, repeat=4)[1:])  # the first one also prepares
+
+
+def advice(s: Settings, heldout: int) -> Iterator[str]:
+    """What a run is told before it begins. heldout: the number of held-out puzzles."""
+    # Half of the 95% interval of a difference of two success rates near 50%.
+    if (points := 100 * 1.96 * (2 * 0.25 / heldout) ** 0.5) > 10:
+        yield (f"with {heldout} held-out puzzles two measurements differ by up to {points:.0f} points by chance: ten "
+               "would not show. --eval_problems asks for more puzzles, where there are more")
+    if s.arithmetic != s.dtype:
+        yield f"weights are stored in {s.dtype} and multiplied in {s.arithmetic}, see --arithmetic"
 
 
 def announce(weights: Iterable[torch.Tensor], training: int, heldout: int, run: Path, differences: dict, s: Settings,
@@ -130,7 +137,7 @@ def check_lengths(policy: Any, puzzles: list, s: Settings) -> None:
 
 def responses_that_fit(policy: Any, puzzles: list, s: Settings) -> int:
     """How many responses to sample at once while evaluating: at least as many as a training step does."""
-    c, itemsize = policy.model.config, policy.model.output_weight.itemsize
+    c, itemsize = policy.model.config, policy.model.dtype.itemsize
     columns = max(len(policy.prompt(puzzle)) for puzzle in puzzles) + s.max_new_tokens
     column_bytes = 2 * c.num_hidden_layers * c.num_key_value_heads * c.head_dim * itemsize  # 2: key, value
     size = EVALUATION_BYTES * (8 if policy.model.output_weight.is_cuda else 1)
