@@ -219,10 +219,9 @@ CALL = r"""
 from plumbing.task_file import load_task
 from rollout import Policy
 from plumbing.tokenizer import Tokenizer
-from tasks.math_task import Problem
 from turns import context
 task, tokenizer = load_task("tool"), Tokenizer("models/chat")
-policy, puzzle = Policy(None, tokenizer, task), Problem("12 * 34 + 5?", 413)
+policy, puzzle = Policy(None, tokenizer, task), task.math_task.Problem("12 * 34 + 5?", 413)
 turns = ["First calc 12 * 34", " calc 408 + 5", "413</think>\n<answer>413</answer>"]
 tokens = [x for turn in turns for x in tokenizer.encode(turn) + tokenizer.end_tokens[:1]]
 text = "".join(tokenizer.library.id_to_token(x) or "" for x in context(policy, puzzle, tokens[:-1]))
