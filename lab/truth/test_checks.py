@@ -50,9 +50,9 @@ def test_a_wrong_truth_breaks_them():
 
 
 def test_chi_squared_by_hand():
-    """Guards against weights that are errors, and against a p-value of the wrong tail."""
-    truth = {"position": np.zeros(3, int), "value": np.array([0.2, 0.5, 0.9]), "value_error": np.array([0.1, 0.2, 0.3]),
-             "group": np.array([0, 0, 1])}
+    """Guards against weights that are errors, a value without an error, and against a p-value of the wrong tail."""
+    truth = {"position": np.zeros(4, int), "value": np.array([0.2, 0.5, 0.9, 0.0]), "group": np.array([0, 0, 1, 3]),
+             "value_error": np.array([0.1, 0.2, 0.3, 0.0])}
     mean = (0.2 * 100 + 0.5 * 25) / 125
     total, freedom, p = checks.agreement(truth)
     assert total == pytest.approx(100 * (0.2 - mean) ** 2 + 25 * (0.5 - mean) ** 2) and freedom == 1

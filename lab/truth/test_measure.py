@@ -4,20 +4,23 @@ import itertools
 import json
 import re
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 import countdown_task
 from countdown_task import Puzzle, grade
 from grpo import compare
 from lab import heads, statistics
+from lab.estimates import read_column
 from lab.truth import measure as gt
 from lab.truth.file import by_response, read_truth
+from lab.truth.scoring import ALL, HALVES, RIGHT_SIZES, WITHIN
 from methods import MITIGATIONS
-from queries import Queries
 from rollout import Policy, rollout
-from tests.fixtures import BUNDLED
+from tests.fixtures import BUNDLED, make_written
 from tests.plain import exact_moments
 from tests.test_grpo import tiny
 from settings import Settings
@@ -50,7 +53,6 @@ def tiny_policy():
 def described(policy, answers):
     """The columns of ground_truth.npz for responses of the tiny policy, before any rollout."""
     batch = rollout(policy, PUZZLES, Settings(answers=answers, max_new_tokens=LIMIT), step=1)
-    batch.ask = Queries(policy, batch, Settings(answers=answers, max_new_tokens=LIMIT), 1)
     batch.advantage = compare(batch)
     return gt.describe(batch, {})
 
@@ -94,6 +96,12 @@ def test_values_converge_to_those_of_all_continuations():
     tried = truth["packets"] > 0
     assert (first + second) / 2 == pytest.approx(truth["a_star"], abs=1e-12)
     assert 0.8 < np.sqrt(np.mean(((first - second) / 2 / truth["a_star_error"])[tried] ** 2)) < 1.2  # independent
+    facts, lengths = dict(gt.table_facts(truth).rows), truth["packets"] * 8
+    assert facts["puzzles, responses, tokens"] == f"2, 20, {len(tried)}"
+    assert facts["rollouts, tokens sampled for them"] == f"{lengths.sum():,}, {int(truth['sampled']):,}"
+    assert facts["tokens with rollouts (1 - p above 0.005)"] == f"{100 * np.mean(lengths > 0):.1f}%"
+    assert facts["standard error of A*, with rollouts: root mean square"] == (
+        f"{np.mean([x * x for x in truth['a_star_error'][tried]]) ** 0.5:.3f}")
 
 
 def test_values_backwards_by_hand():
@@ -155,14 +163,31 @@ def test_rollouts_are_the_same_however_they_are_sampled(tmp_path, monkeypatch):
         assert outcome(sampled(policy, second, rollouts)) == outcome(whole)
 
 
-def test_the_facts_by_hand():
-    """Guards against an error over tokens without rollouts, and packets counted as rollouts."""
-    truth = dict(group=np.array([0, 0, 0, 2]), position=np.array([0, 1, 0, 0]), packets=np.array([2, 0, 1, 0]),
-                 sampled=np.array(1234), a_star_error=np.array([0.3, 0.1, 0.5, 0.1]), response=np.array([0, 0, 1, 2]),
-                 a_star=np.array([0.4, 0.0, -0.4, 0.2]), role=np.array([0, 0, 1, 2]))
-    facts = [row[1] for row in gt.table_facts(truth).rows]
-    assert facts == ["2, 3, 4", "24, 1,234", "50.0%", f"{np.sqrt((0.09 + 0.25) / 2):.3f}", "40.0%",
-                     f"{(0.5 + 1 + 1) / 3:.2f}"]
+WRITTEN = [  # for (3, 4, 12) -> 5, which is 12 - 4 - 3 in any order: pieces, reachable before and after each
+    (" Maybe| |1|2| -| 4| =| 8|,", "..1.11.1.", "..1.11.1."), (" 8| +| 3| =| 1|1|.", "110.0..", "100.0.."),
+    (" That| is| not| 5|.", ".....", "....."), (" How| 12| -| 3| =| 6|.", ".111.1.", ".111.0.")]
+RESPONSES = [[*WRITTEN, (" Good|</think>|\n|<ans|wer>|1|2| -| 3|</answer>|", "." * 11, "." * 11)],
+             [*WRITTEN, (" Let| 3| +", "...", "...")],  # cut off
+             [*WRITTEN, ("\n", ".", "."), (" So| 3|*|4|=|12| then", ".110.0.", ".100.0.")],
+             [(" Maybe| 4|*|2|=|8|.", ".111.1.", ".111.1.")]]  # for (2, 4) -> 8
+
+
+def test_columns_of_responses_labelled_by_hand():
+    """Guards against verdicts on another token or response, on each piece of a number, or on words. (The verdicts
+    themselves: tests/test_arithmetic.py.)"""
+    pieces = [[piece for row in rows for piece in row[0].split("|")] for rows in RESPONSES]
+    before, after = ("".join(column) for column in list(zip(*itertools.chain(*RESPONSES)))[1:])
+    batch = make_written(pieces, [0.5] * 4, [0, 0, 0, 1], success=torch.tensor([1.0, 0, 0, 1]),
+                         puzzles=[Puzzle((3, 4, 12), 5), Puzzle((2, 4), 8)])
+    truth = gt.describe(batch, {"seed": 3})
+    for name, expected in (("reachable_before", before), ("reachable", after)):
+        assert truth[name].tolist() == [-1 if verdict == "." else int(verdict) for verdict in expected]
+    assert truth["piece"].tolist() == [*itertools.chain(*pieces)]
+    assert truth["success"].tolist() == [float(i in (0, 3)) for i, row in enumerate(pieces) for _ in row]
+    assert truth["prompts"].tolist() == ["[3, 4, 12] -> 5"] * 3 + ["[2, 4] -> 8"]
+    task = SimpleNamespace(within_reach=lambda text, spans, puzzle: np.array([1, 1, 0]))
+    assert gt.solver_columns("abc", [(0, 1), (1, 2), (2, 3)], None, task).tolist() == [[1, 1, 1], [1, 1, 0]]
+    assert gt.solver_columns("abc", [(0, 3)], None, SimpleNamespace()).tolist() == [[-1], [-1]]
 
 
 def test_the_command(tmp_path, monkeypatch, refusal):
@@ -183,8 +208,9 @@ def test_the_command(tmp_path, monkeypatch, refusal):
     assert truth["credits"][0] == pytest.approx(truth["advantage"])  # that of `none`
     settings = {"model": BUNDLED.name, "data": "", "questions": 2, "answers": 2, "max_new_tokens": 40, "seed": 0}
     assert json.loads(str(truth["settings"])) == settings  # no path of this machine
-    text = (folder / "scores.md").read_text(encoding="utf-8")
-    assert all(f"| {name} " in text for name in scored) and "nan" not in text
+    tables = [read_column(folder / "scores.md", *where) for where in ((ALL, "location"), (WITHIN, "solver"))]
+    assert all(list(table) == [*scored, RIGHT_SIZES, HALVES] for table in tables)
+    assert "nan" not in (folder / "scores.md").read_text(encoding="utf-8")
 
     def interrupted(policy, puzzles, truth, *_):
         resumed.append(truth)
