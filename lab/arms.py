@@ -122,6 +122,7 @@ def train(room: Room, processes: int) -> None:
         for _, process in running:
             process.send_signal(signal.SIGCONT)  # a paused one would not notice that it is to end
             process.terminate()
+        for _, process in running:
             process.wait()
     if failed:
         fail(f"runs that failed: {failed}; see above, and {e.folder.parent}/*.log")
@@ -239,8 +240,9 @@ def apart(a: Group, b: Group, places: Callable[[Group], np.ndarray]) -> Estimate
 
 
 def difference(a: Group, b: Group, figure: str = "area") -> Estimate:
-    """A group minus another one in a figure, with Welch's interval; areas are until the last step of both."""
-    return apart(a, b, measured) if figure == "area" else t_estimate(a.values(figure), b.values(figure))
+    """A group minus another one in a figure, with Welch's interval."""
+    alike = figure != "area" or np.array_equal(measured(a), measured(b))
+    return t_estimate(a.values(figure), b.values(figure)) if alike else apart(a, b, measured)
 
 
 def make_table(title: str, note: str, columns: dict[str, dict[str, Estimate | str]], corrected: tuple[str, ...] = (),

@@ -41,7 +41,7 @@ REFUSED = {
 def test_a_wrong_command_is_refused_in_one_sentence(program, words, said, refusal, tmp_path, monkeypatch):
     """Guards against a traceback, or minutes of work, before the user learns what is wrong."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(heads, "fit", lambda *_: pytest.fail("it began to work"))
+    monkeypatch.setattr(heads, "sample", lambda *_: pytest.fail("it began to work"))
     monkeypatch.setattr(arms.subprocess, "Popen", lambda *_, **__: pytest.fail("it began to work"))
     assert said in refusal(program, *words.split())
 

@@ -216,7 +216,7 @@ def test_the_command(tmp_path, monkeypatch, refusal):
         resumed.append(truth)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(heads, "fit", lambda *_: pytest.fail("the critic is there"))
+    monkeypatch.setattr(heads, "sample", lambda *_: pytest.fail("the critic is there"))
     monkeypatch.setattr(gt, "sample_truth", interrupted)
     sentence = refusal(gt, *words, "--rollouts", 30, "--methods", "ppo", "none")
     assert "interrupted" in sentence and str(folder) in sentence
