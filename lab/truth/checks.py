@@ -43,7 +43,7 @@ def few_tokens(truth: dict) -> Estimate:
         solved = truth["solved"][:, 1 - half]
         for _ in range(SPLITS):
             quarter = rng.hypergeometric(solved, tried - solved, tried // 2)  # (N,)
-            square = a_star_of(truth, quarter, tried // 2) * a_star_of(truth, solved - quarter, tried // 2)
+            square = np.prod([a_star_of(truth, x, tried // 2)[0] for x in (quarter, solved - quarter)], axis=0)
             parts.append(sums(truth["group"].astype(int), square * chosen, square))
     return bootstrap(share, np.mean(parts, axis=0))
 

@@ -28,11 +28,10 @@ import torch
 from grpo import compare
 from lab.heads import find_heads, fitted_methods
 from lab.picture import draw
-from lab.truth.file import by_response
 from lab.truth.scoring import all_scores, score_tables
 from methods import MITIGATIONS
-from methods.oracle import SURE, work_backwards
-from plumbing.files import read_arrays, replace_file
+from methods.oracle import SURE
+from plumbing.files import read_arrays, replace_file, require
 from plumbing.flags import check_range, new_parser
 from plumbing.launch import check, check_lengths, with_model
 from plumbing.metrics import log_columns, reply_length
@@ -116,48 +115,37 @@ def sample_truth(policy: Policy, puzzles: list, truth: dict, rollouts: int, seed
     truth["complete"] = np.array(True)
 
 
-def backwards(weight: np.ndarray, value: np.ndarray, last: float) -> np.ndarray:
-    """`work_backwards` (L + 1,) of one response; weight and value are (L,)."""
-    return work_backwards(*(torch.tensor(x)[None] for x in (weight, value)), torch.tensor([last]))[0].numpy()
+def behind(truth: dict, weight: np.ndarray, value: np.ndarray, last: np.ndarray) -> np.ndarray:
+    """V_{t+1} (N,) behind each token, from V_t = V_{t+1} + weight_t (value_t - V_{t+1}) and `last` (N,) at the end of
+    a response: exactly V_{t+1} where value_t is."""
+    V = last.astype(float)
+    for i in np.flatnonzero(truth["position"])[::-1]:  # with a token before it
+        V[i - 1] = V[i] + weight[i] * (value[i] - V[i])
+    return V
 
 
-def values_of(logprob: np.ndarray, solved: np.ndarray, tried: np.ndarray, success: float) -> tuple[np.ndarray, ...]:
-    """V (L + 1,) and A* (L,) of one response, of whose tokens solved (L,) of tried (L,) rollouts succeeded. Where there
-    were none, U counts as V_{t+1}, so that A* is 0."""
-    weight, U = np.where(tried > 0, -np.expm1(logprob.astype(float)), 0.0), solved / np.maximum(tried, 1)  # (L,) each
-    V = backwards(weight, U, success)
-    return V, weight * (V[1:] - U)
-
-
-def a_star_of(truth: dict, solved: np.ndarray, tried: np.ndarray) -> np.ndarray:
-    """A* (N,) from some of the rollouts: of tried (N,) solved (N,) succeeded."""
-    return np.concatenate([values_of(truth["logprob"][rows], solved[rows], tried[rows], truth["success"][rows[0]])[1]
-                           for rows in by_response(truth)])
-
-
-def values_and_errors(logprob: np.ndarray, solved: np.ndarray, tried: np.ndarray, success: float) -> np.ndarray:
-    """V, its standard error, A*, its standard error (4, L) of the tokens of one response; arguments as of `values_of`.
-    Where there were no rollouts, the bound 1 - p is the error of A*. The variance of U is that of one more rollout,
-    with V_{t+1} as its success: the plain rate claims certainty when all rollouts agree. Over half of the distance
-    between halves, by root mean square, the error of A* is 0.98 to 1.06 in the files of checks.md."""
-    other, at_least_one = -np.expm1(logprob.astype(float)), np.maximum(tried, 1)  # (L,) each
-    weight, (V, a_star) = np.where(tried > 0, other, 0.0), values_of(logprob, solved, tried, success)
-    rate = (solved + V[1:]) / (tried + 1)  # (L,)
-    variance_U = rate * (1 - rate) / at_least_one  # (L,)
-    # (1 - w)^2 x + w^2 y = x + u (w^2 y / u - x) with u = w (2 - w), so the variance follows V's recursion.
-    variance = backwards(weight * (2 - weight), weight * variance_U / (2 - weight), 0.0)  # (L + 1,)
-    error = np.where(tried > 0, other * np.sqrt(variance[1:] + variance_U), other)  # (L,)
-    return np.stack((V[:-1], np.sqrt(variance[:-1]), a_star, error))
+def a_star_of(truth: dict, solved: np.ndarray, tried: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """A* (N,), and V behind each token (N,), where solved (N,) of tried (N,) rollouts succeeded; without any, U counts
+    as V_{t+1}, so that A* is 0."""
+    weight, U = np.where(tried > 0, -np.expm1(truth["logprob"].astype(float)), 0.0), solved / np.maximum(tried, 1)
+    later = behind(truth, weight, U, truth["success"])
+    return weight * (later - U), later
 
 
 def add_values(truth: dict) -> None:
-    """Columns value, value_error, a_star, a_star_error (N,); a_star_halves (N, 2) is from each half of the rollouts."""
-    tried, solved, logprob = truth["packets"] * PACKET, truth["solved"], truth["logprob"]
-    values = np.zeros((4, len(logprob)))
-    for rows in by_response(truth):
-        values[:, rows] = values_and_errors(logprob[rows], solved[rows].sum(1), tried[rows], truth["success"][rows[0]])
-    halves = np.column_stack([a_star_of(truth, solved[:, half], tried // 2) for half in (0, 1)])
-    truth |= dict(zip(("value", "value_error", "a_star", "a_star_error"), values)) | {"a_star_halves": halves}
+    """Columns value, value_error, a_star, a_star_error (N,); a_star_halves (N, 2) is from each half of the rollouts.
+    Where there were no rollouts, the bound 1 - p is the error of A*. The variance of U is that of one more rollout,
+    with V_{t+1} as its success: the plain rate claims certainty when all rollouts agree. Over half of the distance
+    between halves, by root mean square, the error of A* is 0.98 to 1.06 in the files of checks.md."""
+    other, tried, solved = -np.expm1(truth["logprob"].astype(float)), truth["packets"] * PACKET, truth["solved"]
+    a_star, later = a_star_of(truth, solved.sum(1), tried)
+    weight, rate = np.where(tried > 0, other, 0.0), (solved.sum(1) + later) / (tried + 1)  # (N,) each
+    variance_U = rate * (1 - rate) / np.maximum(tried, 1)  # (N,)
+    # (1 - w)^2 x + w^2 y = x + u (w^2 y / u - x) with u = w (2 - w), so the variance follows V's recursion.
+    variance = behind(truth, weight * (2 - weight), weight * variance_U / (2 - weight), 0 * other)  # (N,) of V_{t+1}
+    truth |= {"value": later - a_star, "value_error": np.hypot((1 - weight) * variance**0.5, weight * variance_U**0.5),
+              "a_star": a_star, "a_star_error": np.where(tried > 0, other * np.sqrt(variance + variance_U), other),
+              "a_star_halves": np.column_stack([a_star_of(truth, half, tried // 2)[0] for half in solved.T])}
 
 
 def table_facts(truth: dict) -> Table:
@@ -218,9 +206,8 @@ def add_credit(truth: dict, batch: TokenBatch, wanted: list[str]) -> None:
 def read_rollouts(truth: dict, file: Path) -> None:
     """Take over the rollouts of an existing file. ValueError if it is broken, or about other responses."""
     old = read_arrays(file, ("settings", "token", "packets", "solved", "sampled"))
-    if old["settings"] != truth["settings"] or not np.array_equal(old["token"], truth["token"]):
-        raise ValueError(f"{file} is about other responses: choose another --out, or the settings it was made with, "
-                         f"{old['settings']}")
+    require(old["settings"] == truth["settings"] and np.array_equal(old["token"], truth["token"]),
+            f"{file} is about other responses: choose another --out, or its settings, {old['settings']}")
     truth |= {name: old[name] for name in ("packets", "solved", "sampled")}
 
 

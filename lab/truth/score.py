@@ -25,7 +25,7 @@ from grpo import compare
 from lab.estimates import cell, read_column
 from lab.picture import draw
 from lab.truth.file import by_response, read_truth
-from lab.truth.scoring import ALL, HALVES, RIGHT_SIZES, WITHIN, credit_scores
+from lab.truth.scoring import ALL, HALVES, RIGHT_SIZES, WITHIN, Score, credit_scores
 from methods import MITIGATIONS
 from methods.heads import load_head
 from plumbing.files import require
@@ -43,9 +43,9 @@ from turns import replies
 
 TRUTH = Path(__file__).parent / "data"  # ground_truth.npz, and the critic of ppo
 SCORES = TRUTH.parent / "scores.md"  # of every method
-COLUMNS = {"rank, all tokens": (ALL, "Spearman"), "cosine of update": (ALL, "cosine of update"),
-           "location": (ALL, "location"), "rank in response": (WITHIN, "Spearman"),
-           "solver": (WITHIN, "solver")}  # where scores.md has each
+COLUMNS = {"rank, all tokens": ("spearman", ALL, "Spearman"), "cosine of update": ("cosine", ALL, "cosine of update"),
+           "location": ("location", ALL, "location"), "rank in response": ("within_spearman", WITHIN, "Spearman"),
+           "solver": ("solver", WITHIN, "solver")}  # its place in a Score, and in scores.md
 
 
 @dataclass
@@ -104,27 +104,22 @@ def best_method(ranks: dict[str, Estimate]) -> str:
                key=lambda name: np.nan_to_num(ranks[name].value, nan=-1.0))
 
 
-def own_scores(credit: np.ndarray, batch: TokenBatch, truth: dict) -> list[Estimate]:
-    """The scores of a credit (N,), one for each of COLUMNS."""
-    s = credit_scores({"": credit}, batch, truth)[""]
-    return [s.spearman, s.cosine, s.location, s.within_spearman, s.solver]
-
-
-def table_scores(name: str, own: list[Estimate], published: Path) -> Table:
+def table_scores(name: str, own: Score, published: Path) -> Table:
     """A credit's scores; then those of GRPO, a control and the best method, read from `published`."""
-    others = {column: read_column(published, *place) for column, place in COLUMNS.items()}
+    others = {column: read_column(published, *place) for column, (_, *place) in COLUMNS.items()}
     best = best_method(others["rank in response"])
     names = {"none": method_name("none"), "random": method_name("random"), best: f"{best} (best rank in response)",
              RIGHT_SIZES: f"{RIGHT_SIZES} (right sizes, one sign a response)", HALVES: HALVES}
-    rows = [[shown, *(cell(found[method]) for found in others.values())] for method, shown in names.items()
-            if method in others["solver"]]
+    rows = [[f"{name} (yours)", *(cell(getattr(own, field)) for field, *_ in COLUMNS.values())],
+            *([shown, *(cell(found[method]) for found in others.values())] for method, shown in names.items()
+              if method in others["solver"])]
     return Table(f"Credit of {name} against A*", (
         "Rank: correlation of ranks with those of A*; in response: centred in each response, over tokens with "
         "rollouts, empty where credit is the same on all of them. Cosine: of the updates that credit and A* cause. "
         "Location: the share of A* squared on the tenth with the largest abs(credit). Solver: rank in response, with "
         "the exact verdict instead of A*. Brackets: 95% intervals over puzzles. Half against half: A* from one half of "
         f"the rollouts against the other. All rows but the first are of {published.name}."),
-        ["method", *COLUMNS], [[f"{name} (yours)", *map(cell, own)], *rows])
+        ["method", *COLUMNS], rows)
 
 
 def parse(arguments: list[str]) -> tuple[Options, dict]:
@@ -167,7 +162,7 @@ def main() -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     draw(truth, file, credit, f"credit of {name}")
     published = folder / "scores.md" if options.truth else SCORES
-    print(f"{table_scores(name, own_scores(credit, batch, truth), published)}\nwrote {file}")
+    print(f"{table_scores(name, credit_scores({name: credit}, batch, truth)[name], published)}\nwrote {file}")
 
 
 if __name__ == "__main__":

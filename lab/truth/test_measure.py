@@ -107,7 +107,10 @@ def test_values_converge_to_those_of_all_continuations():
 def test_values_backwards_by_hand():
     """Guards against a wrong recursion, wrong errors, and credit for a token without rollouts."""
     p, solved, tried = np.array([0.6, 0.9, 0.25]), np.array([1, 0, 3]), np.array([4, 0, 8])
-    V, V_error, A, A_error = gt.values_and_errors(np.log(p), solved, tried, 1.0)
+    truth = dict(position=np.arange(3), logprob=np.log(p), success=np.ones(3, np.float32), packets=tried / 8,
+                 solved=np.column_stack((solved, 0 * solved)))
+    gt.add_values(truth)
+    V, V_error, A, A_error = (truth[name] for name in ("value", "value_error", "a_star", "a_star_error"))
     # A* = (1 - p) (V behind the token - U): 0.75 (1 - 3/8) of the last, then 0.4 (0.53125 - 1/4) of the first
     assert A == pytest.approx([0.1125, 0, 0.46875])
     assert V == pytest.approx([0.41875, 0.53125, 0.53125])

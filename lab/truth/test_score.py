@@ -50,12 +50,12 @@ def test_published_credit_and_scores_come_out_again(published):
     for name in CHEAP:
         credit = MITIGATIONS[name](batch)[batch.mask].numpy()
         assert credit == pytest.approx(truth["credits"][PUBLISHED.index(name)], abs=1e-4), name
-    own = sc.own_scores(truth["credits"][PUBLISHED.index("token_type")], batch, truth)
-    _, *others = sc.table_scores("token_type", own, sc.SCORES).rows
+    own = sc.credit_scores({"": truth["credits"][PUBLISHED.index("token_type")]}, batch, truth)[""]
+    mine, *others = sc.table_scores("token_type", own, sc.SCORES).rows
     assert [row[0] for row in others] == ["GRPO", "random (control)", "token_type (best rank in response)",
                                           "A·abs(A*) (right sizes, one sign a response)", "half against half"]
-    for found, written in zip(own, others[2][1:], strict=True):
-        assert found[:3] == pytest.approx(read_cell(written)[:3], abs=0.0101, nan_ok=True)
+    for found, written in zip(mine[1:], others[2][1:], strict=True):
+        assert read_cell(found)[:3] == pytest.approx(read_cell(written)[:3], abs=0.0101, nan_ok=True)
     with pytest.raises(ValueError, match="of .*scores.md has no column place: an older version wrote it"):
         read_column(sc.SCORES, sc.ALL, "place")
 
@@ -70,7 +70,8 @@ def test_the_command_scores_and_draws_the_credit(published, tmp_path, monkeypatc
     """Guards against hyper-parameters or an advantage that never reach the function, and credit of another token."""
     drawn, scored, draw = [], [], sc.draw
     monkeypatch.setattr(sc, "draw", lambda *arguments: (drawn.append(arguments), draw(*arguments)))
-    monkeypatch.setattr(sc, "own_scores", lambda credit, *_: scored.append(credit) or [sc.Estimate(0.5)] * 5)
+    monkeypatch.setattr(sc, "credit_scores", lambda credits, *_: scored.append(credits) or dict.fromkeys(
+        credits, sc.Score(*[sc.Estimate(0.5)] * 6)))
     words = f"--mitigation outcome_conditional --think_discount 0 --advantage rloo --out {tmp_path / 'out'}"
     monkeypatch.setattr(sys, "argv", ["score.py", *words.split()])
     sc.main()
@@ -79,7 +80,7 @@ def test_the_command_scores_and_draws_the_credit(published, tmp_path, monkeypatc
     assert "| outcome_conditional think_discount=0.0 advantage=rloo (yours) |" in text
     batch = sc.rebuild(published[0], published[1].ask.policy, advantage="rloo")
     expected = MITIGATIONS["outcome_conditional"](batch, think_discount=0.0)[batch.mask].numpy()
-    assert drawn[0][2] == pytest.approx(expected) and scored[0] == pytest.approx(expected)
+    assert drawn[0][2] == pytest.approx(expected) and [*scored[0].values()] == [pytest.approx(expected)]
     assert drawn[0][3] == "credit of outcome_conditional think_discount=0.0 advantage=rloo"
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"score-outcome_conditional.png"}
 
