@@ -21,7 +21,7 @@ from plumbing.runs import read_metrics
 from tests.fixtures import refused
 
 TRAIN = Path(arms.__file__).parents[1] / "train.py"
-SMALL = "--steps 2 --questions 2 --answers 2 --eval_every 0 --eval_problems 4 --max_new_tokens 24 --state_every 1"
+SMALL = "--steps 2 --questions 2 --answers 2 --eval_every 0 --eval_problems 4 --max_new_tokens 24 --pass_at 0"
 HALF = "outcome_conditional --think_discount 0.25 --normalize none --lr 0.0001"
 
 
@@ -51,39 +51,6 @@ def rows_of(room, **others):
 
 def write(room, rows):
     arms.write_rows(rows, room.folder / "runs.csv")
-
-
-def test_a_room_is_trained_and_its_rows_say_what_the_runs_gave(room, capsys):
-    """Guards against figures under wrong names, a setting left out, large files that stay, a run that fails in silence
-    or ends the room, one made by another command, a row lost or written twice, columns of older rows that vanish."""
-    room = room._replace(seeds=(1,), arms={"broken": "vineppo --k 0", "half": HALF})
-    old = rows_of(room._replace(seeds=(7,)), gone="one, two")[0]
-    write(room, [old])
-    assert "error: runs that failed: 1; see" in refused(arms.train, room, 1)
-    begun, broken, done = capsys.readouterr().out.splitlines()
-    assert begun == "0/2 runs done, ETA after the first run"
-    assert "ended with code 1" in broken and "error: --k must be" in broken
-    e = room.runs()[1]
-    assert "1/2 runs done" in done and f"{e.folder.name}: done" in done
-    first, row = room.rows().values()
-    assert {name: first[name] for name in old} == old and row["gone"] == ""
-    assert row["command"] == f"python {TRAIN} --mitigation {HALF} {SMALL} --seed 1 --out {e.folder}"
-    assert (row["run"], row["arm"], row["seed"], row["version"]) == (e.folder.name, "half", "1", "3")
-    metrics, figures = read_metrics(e.folder), arms.figures_of(row)
-    cost = metrics["tokens_sampled"] + metrics["tokens_read"] + 3 * metrics["tokens_updated"]
-    start, end = metrics["heldout_success"][[0, 2]]
-    assert figures["curve"] == {0: start, 2: end} and figures["spent"] == {0: 0, 2: cost[1] + cost[2]}
-    assert (figures["start"], figures["end"], figures["steps"]) == (start, end, 2)
-    assert figures["area"] == pytest.approx((start + end) / 2) and figures["tokens_updated"] == np.nansum(
-        metrics["tokens_updated"]) and figures["seconds"] == pytest.approx(np.nansum(metrics["seconds"]), rel=1e-6)
-    assert not any((e.folder / name).exists() for name in ("credit", "state.pt"))
-    assert (e.folder / "checkpoint" / "model.safetensors").is_file()
-    assert arms.take_over(e, 0) == "" and len(room.rows()) == 2  # as if another process had been faster
-    assert [file.name for file in room.folder.iterdir()] == ["runs.csv"]
-    write(room, [old])
-    config = e.folder / "config.json"
-    config.write_text(config.read_text().replace("--steps 2", "--steps 3"))
-    assert "made by another command" in arms.take_over(e, 0) and len(room.rows()) == 1
 
 
 def test_what_is_left_is_trained_or_resumed_seeds_first(room, monkeypatch, capsys):
@@ -204,3 +171,36 @@ def test_what_cannot_be_compared_is_refused_in_one_sentence(room):
     (room.folder / "runs.csv").write_text("run,version\n<<<<<<< HEAD\n")
     with pytest.raises(ValueError, match="^[^\n]*merge[^\n]*$"):
         room.rows()
+
+
+def test_a_room_is_trained_and_its_rows_say_what_the_runs_gave(room, capsys):
+    """Guards against figures under wrong names, a setting left out, large files that stay, a run that fails in silence
+    or ends the room, one made by another command, a row lost or written twice, columns of older rows that vanish."""
+    room = room._replace(seeds=(1,), arms={"broken": "vineppo --k 0", "half": HALF})
+    old = rows_of(room._replace(seeds=(7,)), gone="one, two")[0]
+    write(room, [old])
+    assert "error: runs that failed: 1; see" in refused(arms.train, room, 1)
+    begun, broken, done = capsys.readouterr().out.splitlines()
+    assert begun == "0/2 runs done, ETA after the first run"
+    assert "ended with code 1" in broken and "error: --k must be" in broken
+    e = room.runs()[1]
+    assert "1/2 runs done" in done and f"{e.folder.name}: done" in done
+    first, row = room.rows().values()
+    assert {name: first[name] for name in old} == old and row["gone"] == ""
+    assert row["command"] == f"python {TRAIN} --mitigation {HALF} {SMALL} --seed 1 --out {e.folder}"
+    assert (row["run"], row["arm"], row["seed"], row["version"]) == (e.folder.name, "half", "1", "3")
+    metrics, figures = read_metrics(e.folder), arms.figures_of(row)
+    cost = metrics["tokens_sampled"] + metrics["tokens_read"] + 3 * metrics["tokens_updated"]
+    start, end = metrics["heldout_success"][[0, 2]]
+    assert figures["curve"] == {0: start, 2: end} and figures["spent"] == {0: 0, 2: cost[1] + cost[2]}
+    assert (figures["start"], figures["end"], figures["steps"]) == (start, end, 2)
+    assert figures["area"] == pytest.approx((start + end) / 2) and figures["tokens_updated"] == np.nansum(
+        metrics["tokens_updated"]) and figures["seconds"] == pytest.approx(np.nansum(metrics["seconds"]), rel=1e-6)
+    assert not any((e.folder / name).exists() for name in ("credit", "state.pt"))
+    assert (e.folder / "checkpoint" / "model.safetensors").is_file()
+    assert arms.take_over(e, 0) == "" and len(room.rows()) == 2  # as if another process had been faster
+    assert [file.name for file in room.folder.iterdir()] == ["runs.csv"]
+    write(room, [old])
+    config = e.folder / "config.json"
+    config.write_text(config.read_text().replace("--steps 2", "--steps 3"))
+    assert "made by another command" in arms.take_over(e, 0) and len(room.rows()) == 1

@@ -58,50 +58,15 @@ def described(policy, answers):
 
 
 def sampled(policy, truth, rollouts, seed=0, save=lambda: None):
-    """The columns with rollouts, and with the values that follow from them."""
+    """What the rollouts come to; adds their columns, and the values that follow from them."""
     gt.sample_truth(policy, PUZZLES, truth, rollouts, seed, LIMIT, save)
     gt.add_values(truth)
-    return truth
+    return outcome(truth)
 
 
 def outcome(truth):
     """What the rollouts came to."""
     return truth["packets"].tolist(), truth["solved"].tolist(), int(truth["sampled"])
-
-
-def test_values_converge_to_those_of_all_continuations():
-    """Guards against rollouts with another limit, first token, prefix or puzzle, and errors that do not fit."""
-    policy = tiny_policy()
-    truth = sampled(policy, described(policy, 10), 500)
-    policy.model.double()
-    V, A = [], []
-
-    @functools.cache
-    def value(puzzle, prefix):
-        return exact_moments(policy, puzzle, prefix, LIMIT, lambda *graded: grade(*graded)["answer"])[0]
-
-    for rows in by_response(truth):
-        tokens, puzzle = truth["token"][rows].tolist(), PUZZLES[truth["group"][rows[0]]]
-        path = [value(puzzle, tuple(tokens[:t])) for t in range(len(tokens) + 1)]
-        V, A = V + path[:-1], A + np.diff(path).tolist()
-    assert len(np.unique(np.round(V, 6))) > 15
-    lengths = np.bincount(truth["response"])
-    assert lengths.min() < lengths.max() == LIMIT  # some end, some are cut off
-    for name, exact in (("value", V), ("a_star", A)):
-        error = truth[f"{name}_error"]
-        z = (truth[name] - exact) / np.maximum(error, 1e-9)
-        assert np.abs(truth[name] - exact).max() < 0.12
-        assert 0.7 < np.sqrt(np.mean(z[error > 1e-4] ** 2)) < 1.3
-    first, second = truth["a_star_halves"].T
-    tried = truth["packets"] > 0
-    assert (first + second) / 2 == pytest.approx(truth["a_star"], abs=1e-12)
-    assert 0.8 < np.sqrt(np.mean(((first - second) / 2 / truth["a_star_error"])[tried] ** 2)) < 1.2  # independent
-    facts, lengths = dict(gt.table_facts(truth).rows), truth["packets"] * 8
-    assert facts["puzzles, responses, tokens"] == f"2, 20, {len(tried)}"
-    assert facts["rollouts, tokens sampled for them"] == f"{lengths.sum():,}, {int(truth['sampled']):,}"
-    assert facts["tokens with rollouts (1 - p above 0.005)"] == f"{100 * np.mean(lengths > 0):.1f}%"
-    assert facts["standard error of A*, with rollouts: root mean square"] == (
-        f"{np.mean([x * x for x in truth['a_star_error'][tried]]) ** 0.5:.3f}")
 
 
 def test_values_backwards_by_hand():
@@ -141,9 +106,9 @@ def test_rollouts_are_the_same_however_they_are_sampled(tmp_path, monkeypatch):
     whole, first, second, seeded = (described(policy, 6) for _ in range(4))
     rows = np.isin(whole["response"], (2, 7))
     few = {k: v[rows] for k, v in whole.items() if v.shape and len(v) == len(rows)} | {"sampled": np.array(0)}
-    assert sampled(policy, few, 60)["solved"].tolist() == sampled(policy, whole, 60)["solved"][rows].tolist()
+    assert sampled(policy, seeded, 60, seed=1) != sampled(policy, whole, 60)
+    assert sampled(policy, few, 60)[1] == whole["solved"][rows].tolist()
     assert whole["complete"] and len(np.unique(few["solved"])) > 3
-    assert outcome(sampled(policy, seeded, 60, seed=1)) != outcome(whole)
 
     def interrupted(*arguments):
         if len(lengths) == 3:
@@ -154,7 +119,7 @@ def test_rollouts_are_the_same_however_they_are_sampled(tmp_path, monkeypatch):
 
     monkeypatch.setattr(gt, "ROWS_AT_ONCE", 40)
     monkeypatch.setattr(gt, "SAVE_EVERY", 0.0)
-    packets, _, tokens = outcome(sampled(policy, first, 24))
+    packets, _, tokens = sampled(policy, first, 24)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(gt, "continue_and_grade", interrupted)
         sampled(policy, first, 60, save=lambda: gt.save_truth(first, file))
@@ -162,35 +127,62 @@ def test_rollouts_are_the_same_however_they_are_sampled(tmp_path, monkeypatch):
     assert sum(packets) < saved["packets"].sum() < whole["packets"].sum()
     assert saved["sampled"] == tokens + sum(lengths) and not saved["complete"]
     gt.read_rollouts(second, file)
-    for rollouts in (60, 30):
-        assert outcome(sampled(policy, second, rollouts)) == outcome(whole)
-
-
-WRITTEN = [  # for (3, 4, 12) -> 5, which is 12 - 4 - 3 in any order: pieces, reachable before and after each
-    (" Maybe| |1|2| -| 4| =| 8|,", "..1.11.1.", "..1.11.1."), (" 8| +| 3| =| 1|1|.", "110.0..", "100.0.."),
-    (" That| is| not| 5|.", ".....", "....."), (" How| 12| -| 3| =| 6|.", ".111.1.", ".111.0.")]
-RESPONSES = [[*WRITTEN, (" Good|</think>|\n|<ans|wer>|1|2| -| 3|</answer>|", "." * 11, "." * 11)],
-             [*WRITTEN, (" Let| 3| +", "...", "...")],  # cut off
-             [*WRITTEN, ("\n", ".", "."), (" So| 3|*|4|=|12| then", ".110.0.", ".100.0.")],
-             [(" Maybe| 4|*|2|=|8|.", ".111.1.", ".111.1.")]]  # for (2, 4) -> 8
+    assert [sampled(policy, second, rollouts) for rollouts in (60, 30)] == [outcome(whole)] * 2
 
 
 def test_columns_of_responses_labelled_by_hand():
     """Guards against verdicts on another token or response, on each piece of a number, or on words. (The verdicts
     themselves: tests/test_arithmetic.py.)"""
-    pieces = [[piece for row in rows for piece in row[0].split("|")] for rows in RESPONSES]
-    before, after = ("".join(column) for column in list(zip(*itertools.chain(*RESPONSES)))[1:])
-    batch = make_written(pieces, [0.5] * 4, [0, 0, 0, 1], success=torch.tensor([1.0, 0, 0, 1]),
+    written = [  # for (3, 4, 12) -> 5, which is 12 - 4 - 3 in any order: pieces, reachable before and after each
+        (" Maybe| |1|2| -| 4| =| 8|,", "..1.11.1.", "..1.11.1."), (" 8| +| 3| =| 1|1|.", "110.0..", "100.0.."),
+        (" How| 12| -| 3| =| 6|.", ".111.1.", ".111.0."), (" 3|*|4|=|12| </think>|\n|<ans|wer>|1|2", "110.0......",
+                                                            "100.0......")]
+    other = [(" Maybe| 4|*|2|=|8|.", ".111.1.", ".111.1.")]  # for (2, 4) -> 8
+    pieces = [[piece for row in rows for piece in row[0].split("|")] for rows in (written, other)]
+    before, after = ("".join(column) for column in list(zip(*written, *other))[1:])
+    batch = make_written(pieces, [0.5] * 2, [0, 1], success=torch.tensor([0.0, 1.0]),
                          puzzles=[Puzzle((3, 4, 12), 5), Puzzle((2, 4), 8)])
     truth = gt.describe(batch, {"seed": 3})
     for name, expected in (("reachable_before", before), ("reachable", after)):
         assert truth[name].tolist() == [-1 if verdict == "." else int(verdict) for verdict in expected]
-    assert truth["piece"].tolist() == [*itertools.chain(*pieces)]
-    assert truth["success"].tolist() == [float(i in (0, 3)) for i, row in enumerate(pieces) for _ in row]
-    assert truth["prompts"].tolist() == ["[3, 4, 12] -> 5"] * 3 + ["[2, 4] -> 8"]
+    assert truth["piece"].tolist() == sum(pieces, [])
+    assert truth["prompts"].tolist() == ["[3, 4, 12] -> 5", "[2, 4] -> 8"]
+    assert truth["success"].tolist() == [0] * len(pieces[0]) + [1] * len(pieces[1])
     task = SimpleNamespace(within_reach=lambda text, spans, puzzle: np.array([1, 1, 0]))
     assert gt.solver_columns("abc", [(0, 1), (1, 2), (2, 3)], None, task).tolist() == [[1, 1, 1], [1, 1, 0]]
     assert gt.solver_columns("abc", [(0, 3)], None, SimpleNamespace()).tolist() == [[-1], [-1]]
+
+
+def test_values_converge_to_those_of_all_continuations():
+    """Guards against rollouts with another limit, first token, prefix or puzzle, and errors that do not fit."""
+    policy = tiny_policy()
+    truth = described(policy, 10)
+    sampled(policy, truth, 500)
+    policy.model.double()
+    V, A = [], []
+
+    @functools.cache
+    def value(puzzle, prefix):
+        return exact_moments(policy, puzzle, prefix, LIMIT, lambda *graded: grade(*graded)["answer"])[0]
+
+    for rows in by_response(truth):
+        tokens, puzzle = truth["token"][rows].tolist(), PUZZLES[truth["group"][rows[0]]]
+        path = [value(puzzle, tuple(tokens[:t])) for t in range(len(tokens) + 1)]
+        V, A = V + path[:-1], A + np.diff(path).tolist()
+    lengths = np.bincount(truth["response"])
+    assert len(np.unique(np.round(V, 6))) > 15 and lengths.min() < lengths.max() == LIMIT  # some end, some are cut off
+    for name, exact in (("value", V), ("a_star", A)):
+        error = truth[f"{name}_error"]
+        z = (truth[name] - exact) / np.maximum(error, 1e-9)
+        assert np.abs(truth[name] - exact).max() < 0.12
+        assert 0.7 < np.sqrt(np.mean(z[error > 1e-4] ** 2)) < 1.3
+    first, second = truth["a_star_halves"].T
+    tried = truth["packets"] > 0
+    assert (first + second) / 2 == pytest.approx(truth["a_star"], abs=1e-12)
+    assert 0.8 < np.sqrt(np.mean(((first - second) / 2 / truth["a_star_error"])[tried] ** 2)) < 1.2  # independent
+    assert [text for _, text in gt.table_facts(truth).rows] == [
+        f"2, 20, {len(tried)}", f"{8 * truth['packets'].sum():,}, {truth['sampled']:,}", f"{100 * tried.mean():.1f}%",
+        f"{np.linalg.norm(truth['a_star_error'][tried]) / tried.sum() ** 0.5:.3f}"]
 
 
 def test_the_command(tmp_path, monkeypatch, refusal):
