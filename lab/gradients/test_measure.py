@@ -14,11 +14,13 @@ import start
 from lab import heads, statistics
 from lab.gradients import measure
 from methods import MITIGATIONS
+from methods.heads import HEADS, Critic, Importance
 from plumbing.optimizer import Optimizer
 from plumbing.run_folder import copy_tokenizer
 from qwen2_model import save_model
 from rollout import Policy
 from settings import Settings
+from tasks import latin_task
 from tests.fixtures import BUNDLED
 from tests.plain import flat_gradient, plain_logprobs
 
@@ -82,11 +84,19 @@ def test_method_gradients_are_what_training_applies(tokenizer, random_model, exa
         torch.testing.assert_close(found[-1, i], flat_gradient(random_model, (weight * logprob).sum()))
 
 
+def test_methods_without_their_heads_or_task_are_left_out():
+    """Guards against a head that nobody fits, and the truth as a method beside itself."""
+    assert MITIGATIONS.keys() - heads.fitted_methods(countdown_task) == {"oracle", "ppo_process"}
+    assert MITIGATIONS.keys() - heads.fitted_methods(countdown_task, HEADS) == {"oracle"}
+    assert not {"ppo", "learned_importance"} & heads.fitted_methods(countdown_task, ()).keys()
+    assert "causal_ablation" not in heads.fitted_methods(latin_task)
+
+
 def test_the_whole_command(tokenizer, random_model, tmp_path, monkeypatch, refusal):
     """Guards against batches that share puzzles or random numbers, a table that is not written, a second call that
-    gives other numbers, and a traceback where no group has a gradient. Responses have at most 12 tokens, end anywhere
-    and may earn something."""
-    for name, value in {"LIMIT": 12, "SIZE": 4, "RESAMPLES": 40, "BATCHES": 4, "CRITIC_BATCHES": 1,
+    gives other numbers, heads that are fitted again, or to the same responses or scored puzzles, and a traceback where
+    no group has a gradient. Responses have at most 12 tokens, end anywhere and may earn something."""
+    for name, value in {"LIMIT": 12, "SIZE": 4, "PUZZLES": 2, "RESAMPLES": 40, "BATCHES": 4, "CRITIC_BATCHES": 3,
                         "METHODS": {name: MITIGATIONS[name] for name in ("none", "ppo")}}.items():
         for module in (heads, measure, statistics):
             monkeypatch.setattr(module, name, value, raising=False)
@@ -96,12 +106,20 @@ def test_the_whole_command(tokenizer, random_model, tmp_path, monkeypatch, refus
     monkeypatch.setattr(start, "Tokenizer", lambda folder: tokenizer)
     copy_tokenizer(BUNDLED, tmp_path)
     save_model(random_model.float(), tmp_path)
-    calls, texts, sample = [], [], measure.sample
+    calls, fitted, learned, texts, sample = [], [], [], [], measure.sample
+    for kind in (Critic, Importance):
+        monkeypatch.setattr(kind, "learn", lambda head, batch, learn=kind.learn: (
+            learned.append(type(head)), learn(head, batch)))
     monkeypatch.setattr(measure, "sample", lambda *arguments: calls.append(arguments) or sample(*arguments))
+    monkeypatch.setattr(heads, "sample", lambda *arguments: fitted.append(arguments[1:]) or sample(*arguments))
     monkeypatch.setattr(sys, "argv", f"measure.py --model {tmp_path} --out {tmp_path / 'out'}".split())
     for _ in range(2):
         measure.main()
         texts.append((tmp_path / "out" / "noise.md").read_text(encoding="utf-8"))
+    assert [words[1:] for words in fitted] == [(1, (0, step)) for step in (1, 2, 3)]
+    assert learned == [Critic, Importance] * 3
+    assert {countdown_task.split(puzzle) for puzzles, *_ in fitted for puzzle in puzzles} == {"train"}
+    assert [len(puzzles) for puzzles, *_ in fitted] == [4] * 3 and fitted[0][0] == fitted[2][0] != fitted[1][0]
     assert texts[0] == texts[1]
     assert texts[0].count("\n| ") == 4 and not re.search(r"\b(nan|inf)\b", texts[0])
     assert [key for *_, key in calls[:4]] == [(0, 1000 + i) for i in range(4)]
