@@ -180,6 +180,7 @@ def test_values_converge_to_those_of_all_continuations():
     tried = truth["packets"] > 0
     assert (first + second) / 2 == pytest.approx(truth["a_star"], abs=1e-12)
     assert 0.8 < np.sqrt(np.mean(((first - second) / 2 / truth["a_star_error"])[tried] ** 2)) < 1.2  # independent
+    truth["packets"][0], truth["a_star_error"][0], tried[0] = 0, 0.9, False  # a token without rollouts
     assert [text for _, text in gt.table_facts(truth).rows] == [
         f"2, 20, {len(tried)}", f"{8 * truth['packets'].sum():,}, {truth['sampled']:,}", f"{100 * tried.mean():.1f}%",
         f"{np.linalg.norm(truth['a_star_error'][tried]) / tried.sum() ** 0.5:.3f}"]
