@@ -75,7 +75,9 @@ def test_a_room_comes_out_again_and_what_differs_is_named(room, refusal, capsys,
         rewrite(room, before, digest(room / "picture.png"))
         assert "not all" in refusal(redo, "toy")
         assert f"other.md: is not made\npicture.png: {said}\n" in capsys.readouterr().out
-    rewrite(room, "python make.py", "python nothing.py")
+    rewrite(room, "python make.py", "python -c pass")
+    assert "not all" in refusal(redo, "toy") and "picture.png: is not made\n" in capsys.readouterr().out
+    rewrite(room, "python -c pass", "python nothing.py")
     assert "python nothing.py failed: " in refusal(redo, "toy")
     rewrite(room, ",python nothing.py,", "0,python nothing.py,")
     assert "is not here: clone the repository with its whole history" in refusal(redo, "toy")
