@@ -195,8 +195,11 @@ def test_a_room_is_trained_and_its_rows_say_what_the_runs_gave(room, capsys):
     start, end = metrics["heldout_success"][[0, 2]]
     assert figures["curve"] == {0: start, 2: end} and figures["spent"] == {0: 0, 2: cost[1] + cost[2]}
     assert (figures["start"], figures["end"], figures["steps"]) == (start, end, 2)
-    assert figures["area"] == pytest.approx((start + end) / 2) and figures["tokens_updated"] == np.nansum(
-        metrics["tokens_updated"]) and figures["seconds"] == pytest.approx(np.nansum(metrics["seconds"]), rel=1e-6)
+    assert figures["area"] == pytest.approx((start + end) / 2)
+    assert figures["tokens_updated"] == np.nansum(metrics["tokens_updated"])
+    assert figures["seconds"] == pytest.approx(np.nansum(metrics["seconds"]), rel=1e-6)
+    peak = e._replace(room=room._replace(measure=lambda _: {0: 0.0, 1: 0.6, 2: 0.0}))
+    assert arms.make_row(peak)["area"] == "0.3"
     assert not any((e.folder / name).exists() for name in ("credit", "state.pt"))
     assert (e.folder / "checkpoint" / "model.safetensors").is_file()
     assert arms.take_over(e, 0) == "" and len(room.rows()) == 2  # as if another process had been faster

@@ -37,7 +37,7 @@ def test_holm_by_hand():
     """Of four the smallest must be below 0.05 / 4, the next below 0.05 / 3, and after the first miss none counts."""
     assert holm({"a": 0.016, "b": 0.012, "c": 0.03, "d": 0.04, "e": float("nan")}) == {"a", "b"}
     assert holm({"a": 0.013, "b": 0.014, "c": 0.001, "d": 0.9}) == {"a", "b", "c"}
-    assert holm({"a": 0.03, "b": 0.03}) == holm({}) == set()
+    assert holm({"a": 0.03, "b": 0.03}) == holm({}) == set() and holm({"a": 0.2, "b": 0.3, "c": 0.001}) == {"c"}
 
 
 def test_cells_are_read_back():

@@ -71,6 +71,7 @@ def test_the_command_scores_and_draws_the_credit(published, tmp_path, monkeypatc
     ("ppo", {}, "critic.safetensors"), ("none --truth nowhere", {}, "nowhere"),
     ("none", {"complete": np.array(False)}, "lacks some rollouts"),
     ("none", {"settings": np.array('{"model": "lost"}')}, "about the model lost, and there is no"),
+    ("none", {"prompts": np.array(["[1, 2] -> 3"] * 256)}, "was it measured with --data?"),
     *(("none", {"settings": np.array(f'{{"model": "{name}", "questions": 32, "seed": 0, "max_new_tokens": 9}}')}, said)
       for name, said in (("math-tiny", "fewer tokens"), ("countdown-small", "other probabilities")))])
 def test_what_cannot_be_scored_is_one_sentence(words, fault, said, published, tmp_path, monkeypatch, refusal):
