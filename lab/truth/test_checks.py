@@ -44,6 +44,15 @@ def test_a_truth_obeys_its_laws(wins):
     assert checks.laws(truth)["sum of squares"].high < 1 and checks.agreement(truth)[2] < 1e-6
 
 
+def test_laws_by_hand():
+    """Guards against V_0 (1 - V_0) with the noise that V_0^2 has, and a mean over tokens."""
+    truth = {"position": np.array([0, 1, 0]), "group": np.array([0, 0, 1]), "success": np.array([1.0, 1.0, 0.0]),
+             "a_star_halves": np.array([[0.3, 0.1], [0.2, 0.2], [-0.4, -0.2]])}  # V_0 by halves: 0.5, 0.7; 0.4, 0.2
+    variance = (0.6 - 0.5 * 0.7) + (0.3 - 0.4 * 0.2)
+    assert [law.value for law in checks.laws(truth).values()] == pytest.approx(
+        [(0.03 + 0.04 + 0.08) / variance, (0.5 * 0.3 - 0.07 + 0) / variance, (0.4 - 0.3) / 2])
+
+
 def test_chi_squared_by_hand():
     """Guards against weights that are errors, a value without an error, and against a p-value of the wrong tail."""
     truth = {"position": np.zeros(4, int), "value": np.array([0.2, 0.5, 0.9, 0.0]), "group": np.array([0, 0, 1, 3]),
