@@ -2,7 +2,6 @@
 import json
 import os
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
