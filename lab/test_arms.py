@@ -54,8 +54,8 @@ def write(room, rows):
 
 
 def test_what_is_left_is_trained_or_resumed_seeds_first(room, monkeypatch, capsys):
-    """Guards against a run made again, seeds of one arm first, and a started run that begins anew."""
-    started, runs = [], room.runs()
+    """Guards against a run made again, seeds of one arm first, a started run that begins anew, and a start in quiet."""
+    started, looks, runs = [], [], room.runs()
     assert [(e.seed, e.arm) for e in runs] == [(0, "RLOO"), (0, "half"), (1, "RLOO"), (1, "half")]
     write(room, rows_of(room)[:1])
     for e, final in ((runs[1], {"step": 2, "pass@16": 0.5}), (runs[2], None)):
@@ -67,7 +67,9 @@ def test_what_is_left_is_trained_or_resumed_seeds_first(room, monkeypatch, capsy
     popen = subprocess.Popen
     monkeypatch.setattr(arms.subprocess, "Popen", lambda words, **_: started.append(words[1:]) or popen(["true"]))
     monkeypatch.setattr(arms, "take_over", lambda e, code: "")
+    monkeypatch.setattr(quiet, "asked_for", lambda: not looks.append(len(started)) and len(looks) < 3)
     arms.train(room, 1)
+    assert looks[:3] == [0, 0, 0]  # asked for at the first two looks
     assert started == [["-c", ""], [str(TRAIN), "--resume", str(runs[2].folder)], shlex.split(runs[3].command)[1:]]
     assert capsys.readouterr().out.splitlines()[0] == "1/4 runs done, ETA 6:00"  # 1.2 * 100 * 3 seconds
 
