@@ -1,4 +1,4 @@
-"""The original's undetached weights: by hand, by autograd, in a run; and its types of tokens, in the tables they change."""
+"""The original's undetached weights: by hand, by autograd, in a run; and its types of tokens, in tables."""
 import math
 import sys
 

@@ -1,4 +1,4 @@
-"""Other programs' rollouts: TRL's own trainer, verl's form, plain jsonl, and files that are none."""
+"""Other programs' rollouts: TRL's own trainer, verl's form, plain jsonl, and what is none."""
 import json
 import re
 import runpy
@@ -436,25 +436,20 @@ def test_a_damaged_or_unlikely_file_is_one_sentence(content, said, tmp_path, ref
 
 
 @pytest.mark.parametrize("flags, said", [
-    (["--mitigation", "ppo"], "needs critic"), (["--mitigation", "dpo"], "needs reference"),
-    (["--mitigation", "vineppo"], "have no grader"), (["--mitigation", "regrade_ablation"], "have no grader"),
-    (["--model", ""], "name the folder of the model"), (["--temperature", 0], "--temperature"),
-    (["--advantage", "zzz"], "theirs"), (["--dtype", "int8"], "bfloat16"),
-    (["--rewards", "c"], "--rewards names 'c'; the columns")])
-def test_flags_that_cannot_work_are_one_sentence(flags, said, sampled, tmp_path, refusal):
-    file = write(tmp_path / "a.jsonl", sampled[1])
-    assert said in refusal(program, file, "--model", BUNDLED, "--out", tmp_path / "r", *flags)
-    assert not (tmp_path / "r").exists()
-
-
-def test_a_mixture_and_no_file_are_one_sentence(sampled, tmp_path, refusal):
-    rows = sampled[1]
-    mixed = write(tmp_path / "a.jsonl", [rows[0] | {"advantage": 1.0}, *rows[1:]])
+    ("--mitigation ppo", "needs critic"), ("--mitigation dpo", "needs reference"), ("--dtype int8", "bfloat16"),
+    ("--mitigation vineppo", "have no grader"), ("--mitigation regrade_ablation", "have no grader"),
+    ("--temperature 0", "--temperature"), ("--advantage zzz", "theirs"), ("--model=", "name the folder of the model"),
+    ("--rewards c", "--rewards names 'c'; the columns"), ("--out {}/empty", "empty exists: remove it, or choose"),
+    ("{}/mixed.jsonl", "some rows have an advantage"), ("{}/gone", "there is no file"), ("", "name the files"),
+    ("{}/empty", "there is no .jsonl or .parquet in"),
+    ("{}/two.jsonl", "line 25: step 1 comes after step 2: two runs in one file?")])
+def test_what_cannot_work_is_one_sentence(flags, said, sampled, tmp_path, refusal):
+    """Flags behind the name of a good file, or other files."""
+    rows, words = sampled[1], flags.format(tmp_path).split()
+    write(tmp_path / "a.jsonl", rows)
+    write(tmp_path / "mixed.jsonl", [rows[0] | {"advantage": 1.0}, *rows[1:]])
+    write(tmp_path / "two.jsonl", [row | {"step": n} for n in (1, 2, 1) for row in rows])
     (tmp_path / "empty").mkdir()
-    for words, said in (([mixed], "some rows have an advantage"), ([tmp_path / "gone"], "there is no file"),
-                        ([], "name the files"), ([tmp_path / "empty"], "there is no .jsonl or .parquet in"),
-                        ([write(tmp_path / "two.jsonl", [row | {"step": n} for n in (1, 2, 1) for row in rows])],
-                         "line 25: step 1 comes after step 2: two runs in one file?")):
-        assert said in refusal(program, *words, "--model", BUNDLED, "--out", tmp_path / "r")
-    assert "empty exists: remove it, or choose another --out" in refusal(
-        program, mixed, "--model", BUNDLED, "--out", tmp_path / "empty")
+    good, usual = tmp_path / "a.jsonl", ("--model", BUNDLED, "--out", tmp_path / "r")
+    assert said in refusal(program, *((good, *usual, *words) if flags[:2] == "--" else (*words, *usual)))
+    assert not (tmp_path / "r").exists()
