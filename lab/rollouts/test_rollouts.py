@@ -3,7 +3,6 @@ import json
 import re
 import runpy
 import shutil
-import subprocess
 import sys
 from collections import Counter
 from itertools import count
@@ -15,6 +14,7 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
+import analyze
 from grpo import compare
 from lab.rollouts import __main__ as program
 from lab.rollouts import trl as beside
@@ -207,7 +207,7 @@ def sampled():
     return batch, rows
 
 
-def test_ids_give_what_the_sampler_recorded(sampled, tmp_path, read):
+def test_ids_give_what_the_sampler_recorded(sampled, tmp_path, read, capsys):
     """Guards against a credit of rows in another order, and another advantage than the one asked for."""
     batch, rows = sampled
     shuffled = [rows[i] for i in (0, 5, 4, 1, 9, 8, 2, 3, 6, 7, 11, 10)]
@@ -216,8 +216,9 @@ def test_ids_give_what_the_sampler_recorded(sampled, tmp_path, read):
     rows_of = lambda x: torch.cat([x[i][batch.mask[i]] for i in order]).numpy()
     for name in ("tokens", "logprob", "entropy", "logit_grad", "role"):
         np.testing.assert_allclose(log[name.removesuffix("s")], rows_of(getattr(batch, name)), atol=2e-5, rtol=0)
-    analyze_run = [sys.executable, ROOT / "analyze.py", tmp_path / "0"]
-    text = subprocess.run(analyze_run, check=True, capture_output=True, text=True).stdout
+    capsys.readouterr()
+    analyze.main([str(tmp_path / "0")])
+    text = capsys.readouterr().out
     assert f"| {len(log['token'])} | 100.0% |" in re.sub(" +", " ", text) and "nan" not in text
     assert (tmp_path / "0" / "analysis" / "tokens.html").stat().st_size > 9999
     batch.advantage = compare(batch, "rloo")
