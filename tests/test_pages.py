@@ -221,8 +221,8 @@ from rollout import Policy
 from plumbing.tokenizer import Tokenizer
 from turns import context
 task, tokenizer = load_task("tool"), Tokenizer("models/chat")
-policy, puzzle = Policy(None, tokenizer, task), task.Puzzle("12 * 34 + 5")
-turns = ["calc 12 * 34", " calc 408 + 5", "413"]
+policy, puzzle = Policy(None, tokenizer, task), task.math_task.Problem("12 * 34 + 5?", 413)
+turns = ["First calc 12 * 34", " calc 408 + 5", "413</think>\n<answer>413</answer>"]
 tokens = [x for turn in turns for x in tokenizer.encode(turn) + tokenizer.end_tokens[:1]]
 text = "".join(tokenizer.library.id_to_token(x) or "" for x in context(policy, puzzle, tokens[:-1]))
 print(text.replace("\u0120", " ").replace("\u010a", "\n"))
@@ -253,8 +253,9 @@ def test_the_tool_of_the_page_trains_a_chat_model_in_several_turns(copy):
     library.save(str(chat / "tokenizer.json"))
     said = in_copy(copy, "-c", CALL)
     user = "<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
-    assert said.endswith(f"calc 12 * 34{user.format(408)} calc 408 + 5{user.format(413)}413\n"
-                         "{'reward': 1.1, 'answer': True, 'format': True, 'calls': 2} None None\n")
+    assert "user\nTo have a part computed, end your turn with `calc 12 * 34`. 12 * 34 + 5? Show" in said
+    assert said.endswith(f"First calc 12 * 34{user.format(408)} calc 408 + 5{user.format(413)}413</think>\n"
+                         "<answer>413</answer>\n{'reward': 1.1, 'answer': 1.0, 'format': 1.0, 'calls': 2} None None\n")
     (copy / "talking_task.py").write_text(TALKING)
     tiny = "--questions 3 --answers 4 --max_new_tokens 150 --eval_problems 2 --pass_at 0 --steps 2"
     for task in ("tool", "talking"):
