@@ -55,7 +55,7 @@ def read_noise(file: Path) -> dict[str, Estimate]:
     labels = {arm: re.sub(r" --(\w+) (\S+)", r" \1=\2", flags) for arm, flags in ROOM.arms.items()}
     known = {arm: found[label] for arm, label in labels.items() if label in found}
     return {arm: Estimate(1 / e.value, 1 / e.high, 1 / e.low) for arm, e in known.items()} | {
-        arm: Estimate(Q / 12, Q / 12, Q / 12) for arm, Q in GAMES.items()}
+        arm: Estimate(Q / 12) for arm, Q in GAMES.items()}
 
 
 def on_line(place: float, line: list[float]) -> np.ndarray:
