@@ -76,7 +76,7 @@ def test_a_command_of_the_pages_runs(program, tmp_path, monkeypatch, capsys):
     def turn(name, process, case, seed):
         """A contestant in this process; its rate is how many tokens it sampled."""
         monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps(case | {"seed": seed})))
-        contestants.work(process.enter_result)
+        contestants.work(process)
         return json.loads(capsys.readouterr().out.splitlines()[-1])[0]
 
     monkeypatch.setattr(benchmark, "turn", turn)
