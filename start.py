@@ -23,7 +23,7 @@ from methods import MITIGATIONS  # all credit functions, by name: those of mitig
 from methods.heads import HEADS, load_head, save_head
 from mitigations import NORMALIZATIONS
 from plumbing.flags import Arguments, changed, check_device, load_function, parse
-from plumbing.launch import (announce, as_if_nothing_was_drawn, check, check_needs, check_puzzles, with_arithmetic,
+from plumbing.launch import (announce, arithmetic_for, as_if_nothing_was_drawn, check, check_needs, check_puzzles,
                              with_model)
 from plumbing.metrics import step_columns
 from plumbing.optimizer import Optimizer
@@ -104,7 +104,7 @@ def prepare(s: Settings, hyper_parameters: dict) -> tuple[Settings, Policy, list
     """The settings with --arithmetic, the policy, the puzzles to train on and those held out; all work together."""
     task = load_task(s.task)
     device = join(s.device)  # connects to the other processes of torchrun; each has its own GPU
-    s = with_arithmetic(s)  # the same in all of them
+    s = replace(s, arithmetic=s.arithmetic or arithmetic_for(s.dtype, s.device))  # the same in all of them
     training, heldout = load_puzzles(task, s.eval_problems, s.data, s.eval_data)
     # In all processes:
     check_equal(asdict(s) | hyper_parameters | {"data": [puzzle.id for puzzle in training + heldout]})
@@ -126,10 +126,10 @@ def parse_flags(arguments: list[str], usage: str = "") -> Arguments:
 def load_policy(s: Settings, task: ModuleType | None = None, needs: tuple[str, ...] = ()) -> Policy:
     """The model, its tokenizer, the task, and what the credit function needs: heads, and the reference model."""
     check_device(s.device)
-    s, task = with_arithmetic(with_model(s)), task or load_task(s.task)  # `start` has; the laboratory calls this alone
+    s, task = with_model(s), task or load_task(s.task)  # `start` has done both; the laboratory calls this alone
     model, tokenizer = load_model(s.model, s.device, getattr(torch, s.dtype)), Tokenizer(s.model)
     model.temperature = s.temperature
-    model.arithmetic = getattr(torch, s.arithmetic)
+    model.arithmetic = getattr(torch, s.arithmetic or arithmetic_for(s.dtype, s.device))
     model.real_vocab = tokenizer.size  # the embedding may have more rows than there are tokens; they are never sampled
     model.checkpoint_activations = s.checkpoint_activations
     if s.lora_rank:

@@ -55,13 +55,15 @@ def with_model(s: Settings) -> Settings:
     return replace(s, model=s.model or str(folder))
 
 
-def with_arithmetic(s: Settings) -> Settings:
-    """The settings with the dtype of products: --dtype, but float32 where a processor is slow in bfloat16."""
-    def slow() -> bool:  # a processor without arithmetic for bfloat16 takes 4 to 8 times as long
+def arithmetic_for(dtype: str, device: str) -> str:
+    """The dtype of products of weights in `dtype`: the same, but float32 on a processor that is slow in bfloat16.
+
+    One that has no arithmetic for bfloat16 takes 4 to 8 times as long.
+    """
+    def slow() -> bool:
         return product_seconds(torch.bfloat16) > 1.5 * product_seconds(torch.float32)
 
-    asked = s.arithmetic or s.dtype == "float32" or s.device != "cpu"
-    return replace(s, arithmetic=s.arithmetic or (s.dtype if asked or not first_alone(slow) else "float32"))
+    return "float32" if dtype == "bfloat16" and device == "cpu" and first_alone(slow) else dtype
 
 
 def product_seconds(dtype: torch.dtype) -> float:

@@ -54,12 +54,11 @@ def test_a_converted_product_is_that_of_the_converted_matrix(outputs, monkeypatc
 
 def test_arithmetic_is_that_of_the_processor_and_can_be_asked_for(monkeypatch, tmp_path):
     """Guards against bfloat16 at an eighth of the speed, in silence; and float32 where bfloat16 is fast."""
-    arithmetic = lambda **options: launch.with_arithmetic(replace(BFLOAT16, **options)).arithmetic
     for seconds, found in ((7.0, "float32"), (1.2, "bfloat16"), (0.4, "bfloat16")):
         monkeypatch.setattr(launch, "product_seconds", lambda dtype: seconds if dtype == torch.bfloat16 else 1.0)
-        assert arithmetic() == found
-        assert arithmetic(device="cuda") == arithmetic(arithmetic="bfloat16") == "bfloat16"
-        assert arithmetic(dtype="float32") == arithmetic(arithmetic="float32") == "float32"
+        assert launch.arithmetic_for("bfloat16", "cpu") == found
+        assert launch.arithmetic_for("bfloat16", "cuda") == "bfloat16"
+        assert launch.arithmetic_for("float32", "cpu") == "float32"
     told = [*launch.advice(replace(BFLOAT16, arithmetic="float32"), 999)]
     assert len(told) == 1 and "multiplied in float32" in told[0]
     assert not [*launch.advice(replace(BFLOAT16, arithmetic="bfloat16"), 999)]
