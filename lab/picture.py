@@ -7,11 +7,16 @@ import textwrap
 from pathlib import Path
 
 import numpy as np
+from matplotlib import cm, colors, patches
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from lab.truth.file import by_response
-from plumbing.report import (LETTERS, PALETTE, SHADES, WIDTH, Axes, Figure, cm, colors, draw_tokens, place_tokens,
-                             wrap_heading)
+from plumbing.report import MINUS, PALETTE, PLUS, WIDTH
 
+SHADES = colors.LinearSegmentedColormap.from_list("credit", (MINUS, "white", PLUS))
+FONT, LETTER = "DejaVu Sans Mono", 0.60205  # comes with matplotlib; width of each of its letters in parts of its size
+LETTERS = 84  # in a line of coloured tokens
 CURVE = PALETTE[0]
 FULL = 99  # percentile of the sizes that gets the full colour
 LINE = 0.2  # inches, height of a line of text
@@ -46,7 +51,7 @@ def draw(truth: dict, file: Path, captions: dict[str, str] = CAPTIONS) -> None:
     lines = [place_tokens(texts)[-1][1] + 1 for texts in pieces]
     heights = [height for count in lines for height in (LINE * count, LINE * count, 1.2)]  # 3 per response
     above, below = captions.values()
-    heads = [wrap_heading(f"{heading(truth, rows)}. {above}", 3) for rows in pair]
+    heads = [textwrap.fill(f"{heading(truth, rows)}. {above}", 103) for rows in pair]
     inches = sum(heights) + 0.45 * len(heights) + 1.1 + 0.17 * sum(head.count("\n") for head in heads)
     figure = Figure(figsize=(WIDTH, inches))
     axes = figure.subplots(len(heights), height_ratios=heights)
@@ -63,6 +68,26 @@ def draw(truth: dict, file: Path, captions: dict[str, str] = CAPTIONS) -> None:
         figure.colorbar(colours, ax=axes, location="bottom", extend="both", aspect=90, pad=0.01,
                         label=textwrap.fill(meaning, 110))
     figure.savefig(file)
+
+
+def draw_tokens(axis: Axes, texts: list[str], shares: np.ndarray) -> None:
+    """Tokens in lines of LETTERS, each on a patch coloured by its share (L,) of the scale."""
+    size = 0.92 * WIDTH * 72 / LETTERS / LETTER  # points
+    for (x, y, text), colour in zip(place_tokens(texts), SHADES(0.5 + np.asarray(shares) / 2)):
+        axis.add_patch(patches.Rectangle((x, y + 0.03), len(text), 0.94, color=colour, lw=0, aa=False))
+        axis.text(x, y + 0.5, text, va="center_baseline", family=FONT, fontsize=size, color="black")
+
+
+def place_tokens(texts: list[str], columns: int = LETTERS) -> list[tuple[int, int, str]]:
+    """Column, line and visible text of each token, wrapped at `columns` characters."""
+    x, y, placed = 0, 0, []
+    for text in texts:
+        shown = text.replace("\n", "↵") or "■"  # the end token has no text
+        if x + len(shown) > columns:
+            x, y = 0, y + 1
+        placed.append((x, y, shown))
+        x, y = (0, y + 1) if "\n" in text else (x + len(shown), y)
+    return placed
 
 
 def heading(truth: dict, rows: np.ndarray) -> str:

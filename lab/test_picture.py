@@ -48,3 +48,12 @@ def test_landmarks_are_large_and_far_apart():
     a_star[[5, 15, 16, 30, 45, 46, 60, 69]] = 0.5, -0.45, 0.4, 0.1, -0.9, 0.8, 0.3, 0.2
     assert picture.landmarks(a_star) == [45, 5, 16, 60]
     assert picture.landmarks(np.array([0.09, 0.5, -0.11, 0.2])) == [1, 3, 2]
+
+
+def test_tokens_are_wrapped_without_loss():
+    """Guards against a token that vanishes, overlaps its neighbour, or is pushed to the next line though it fits."""
+    texts = [" Maybe", " 5", "\n", "<answer>", "1+2=", "x" * 9, "\n", "", "y"]
+    placed = picture.place_tokens(texts, 12)
+    assert [text for *_, text in placed] == [" Maybe", " 5", "↵", "<answer>", "1+2=", "x" * 9, "↵", "■", "y"]
+    assert [(x, y) for x, y, _ in placed] == [
+        (0, 0), (6, 0), (8, 0), (0, 1), (8, 1), (0, 2), (9, 2), (0, 3), (1, 3)]
