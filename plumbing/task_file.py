@@ -40,8 +40,10 @@ def load_task(name: str) -> ModuleType:
 def load_puzzles(task: ModuleType, count: int, path: str, eval_path: str = "") -> tuple[list, list]:
     """The training puzzles of a task, and `count` held-out ones. ValueError where one is no puzzle, or is in both.
     eval_path: a file of held-out puzzles. Then all others of the file `path` are trained on, not nine tenths."""
-    for file in filter(None, (path, eval_path)):  # here, since a task's load may not look
-        require(Path(file).is_file(), f"there is no data file {file}")
+    for file in map(Path, filter(None, (path, eval_path))):
+        if not file.is_file():  # here, since a task's load may not look
+            folder = ", but a folder: name one of the files in it" if file.is_dir() else ""
+            raise FileNotFoundError(f"there is no data file {file}{folder}")
     training = list(task.load("all" if path and eval_path else "train", path=path))
     heldout = list(task.load("all", path=eval_path) if eval_path else task.load("heldout", count, path))
     require(training and heldout, "the task has no puzzles to train on, or none held out")
