@@ -112,6 +112,9 @@ def test_the_settings_of_a_run_are_those_of_its_continuation_and_defaults_of_ano
     assert parse("--a1", 3, "--config", run, "--steps=9")[:2] == (replace(GTPO, steps=9), A1_A2 | {"a1": 3.0})
     assert parse("--config", run, "--mitigation", "gtpo").hyper_parameters == A1_A2
     assert parse("--config", run, "--mitigation", "dpo")[:2] == (replace(GTPO, mitigation="dpo"), {"beta": 0.1})
+    (run / "metrics.csv").touch()
+    with pytest.raises(ValueError, match="is a run folder: name the model in it, .*checkpoint"):
+        check_folder(run)
 
 
 @pytest.mark.parametrize("words, said", [
