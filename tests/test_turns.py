@@ -20,7 +20,6 @@ from plumbing.launch import MODELS
 from plumbing.metrics import log_columns, turn_of
 from plumbing.optimizer import Optimizer
 from plumbing.task_file import load_puzzles
-from plumbing.tokenizer import Tokenizer
 from queries import Queries, logprobs_without
 from qwen2_model import Qwen2, from_checkpoint, to_checkpoint
 from rollout import rollout
