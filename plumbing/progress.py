@@ -53,7 +53,8 @@ def fail(message: str) -> None:
 @contextmanager
 def one_sentence(interrupted: str = "interrupted", run: Path | None = None) -> Iterator[None]:
     """Exit with one sentence on an error that the user can fix, and on Ctrl-C. Also a decorator: @one_sentence()."""
-    kept = f"; what finished before is in {run}, which --resume continues" if run else ""  # the folder being written
+    kept = f"; what finished before is in {run}" if run else ""  # the run folder that is being written
+    resume = ", which --resume continues" if run else ""
     sys.stdout.reconfigure(errors="replace")  # a terminal without a ± shows ?
     try:
         try:
@@ -66,11 +67,11 @@ def one_sentence(interrupted: str = "interrupted", run: Path | None = None) -> I
         sys.stdout = open(os.devnull, "w")
         sys.exit(1)
     except (ValueError, FloatingPointError, OSError) as error:
-        fail(f"{error}{kept}")
+        fail(f"{error}{kept}{resume if isinstance(error, OSError) else ''}")
     except (MemoryError, RuntimeError) as error:
         said = str(error) or "out of memory"
         if world()[1] > 1 and re.search("gloo|Connection|NCCL", said):
             fail("another of the processes ended: see what it said")
         if not re.search("allocate memory|out of memory", said):  # torch has no type of its own for that
             raise
-        fail(f"there is not enough memory for this{kept}")
+        fail(f"there is not enough memory for this{kept}{resume}")
