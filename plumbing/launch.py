@@ -60,8 +60,8 @@ def announce(weights: Iterable[torch.Tensor], training: int, heldout: int, run: 
     print("settings:", ", ".join(f"{name}={value}" for name, value in differences.items()) or "all at their defaults")
     points = 100 * 1.96 * (2 * 0.25 / heldout) ** 0.5  # half of the interval of a difference of two rates near 50%
     if points > 10:
-        print(f"with {heldout} held-out puzzles two measurements differ by up to {points:.0f} points by chance: ten would "
-              "not show. --eval_problems asks for more puzzles, where there are more")
+        print(f"with {heldout} held-out puzzles two measurements differ by up to {points:.0f} points by chance: ten "
+              "would not show. --eval_problems asks for more puzzles, where there are more")
     if resumed_after is not None:
         print(f"resuming after step {resumed_after}{'' if resumed_after else ', for no state was written yet'}")
     sys.stdout.flush()

@@ -250,7 +250,8 @@ def check_logs(run: Path, state: dict, logged: set[str]) -> dict[str, np.ndarray
                 f"{run / log} was changed since {STATE} was written: put it back, or remove {STATE} to "
                 "resume from the start of the run")
     metrics = read_metrics(run, state["lengths"]["metrics.csv"])
-    before, now = (", ".join(sorted(names)) or "nothing" for names in (own_columns(read_credit(run, metrics)[0]), logged))
+    written = own_columns(read_credit(run, metrics)[0])
+    before, now = (", ".join(sorted(names)) or "nothing" for names in (written, logged))
     require(before == now, f"{run / 'credit'} has {before} of batch.log, but the trial step {now}: log the same names, "
             "or start a new run")
     return metrics

@@ -174,8 +174,9 @@ COMMANDS_THERE = [
     f"{BUILD} --size small --steps 60",
     *(f"{USE} {TINY} --max_new_tokens 6 --mitigation {name} {FLAGS[name]} --dtype {dtype} --out runs/{name}-{dtype}"
       for name, dtype in RUNS),
-    "python call.py", *(f"python train.py --task {task} --model models/chat {TINY} --max_new_tokens 150 --out runs/{task}"
-                        for task in ("tool", "talking")),
+    "python call.py",
+    *(f"python train.py --task {task} --model models/chat {TINY} --max_new_tokens 150 --out runs/{task}"
+      for task in ("tool", "talking")),
     "python compare.py", "python helium.py"]
 # Runs all of them in one process, since to import torch takes longer than most of them.
 SESSION = """

@@ -132,8 +132,8 @@ def test_the_settings_of_a_run_are_those_of_its_continuation_and_defaults_of_ano
     (["--config", "gone.json"], "gone.json"), (["--config", "torn.json"], "not valid JSON"),
     (["--config", "half.json"], "has no method"),
     *((changes, said) for changes, said in (
-        ({"speed": 1}, "has a setting speed, which this version"), ({"seed": 1.0}, "seed"), ({"reward": "z"}, "--reward"),
-        ({"mitigation": "gone"}, "no credit function gone"), ({"lr": None}, "--lr"),
+        ({"speed": 1}, "has a setting speed, which this version"), ({"seed": 1.0}, "seed"),
+        ({"reward": "z"}, "--reward"), ({"mitigation": "gone"}, "no credit function gone"), ({"lr": None}, "--lr"),
         ({"method": A1_A2 | {"odd": 1}}, "takes no --odd"))),
     *((function, said) for function, said in (
         (lambda batch, seed=1: None, "seed"), (lambda batch, resume=1: None, "resume"),
@@ -445,8 +445,9 @@ def test_samples_are_the_first_response_to_each_of_three_puzzles(tmp_path):
                             reward=torch.arange(8) / 10, advantage=torch.arange(8) - 2.0)
     run_folder.write_samples(tmp_path, 5, batch)
     assert (tmp_path / "samples.txt").read_text() == "".join(
-        f"=== step 5  {puzzle} -> ?  reward {reward}  advantage {advantage}\n{text}\n\n" for puzzle, reward, advantage, text
-        in ((4, "0.00", "-2.00", "a"), (5, "0.20", "+0.00", "c"), (6, "0.40", "+2.00", "e")))
+        f"=== step 5  {puzzle} -> ?  reward {reward}  advantage {advantage}\n{text}\n\n"
+        for puzzle, reward, advantage, text in
+        ((4, "0.00", "-2.00", "a"), (5, "0.20", "+0.00", "c"), (6, "0.40", "+2.00", "e")))
 
 
 def test_progress_is_a_line_now_and_then(capsys, monkeypatch):

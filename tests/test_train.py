@@ -121,7 +121,8 @@ def test_metrics_agree_with_the_credit_log(tmp_path, monkeypatch):
     training = load_puzzles(countdown_task, 12, "")[0]
     asked = {n: draw_puzzles(training, Settings(questions=3), n) for n in (1, 2, 3, 4)}
     for n, puzzles in asked.items():
-        assert [*np.load(finished / "credit" / f"step-{n:06d}.npz")["puzzle_text"]] == [*map(countdown_task.show, puzzles)]
+        named = np.load(finished / "credit" / f"step-{n:06d}.npz")["puzzle_text"]
+        assert [*named] == [*map(countdown_task.show, puzzles)]
     heads = re.findall(r"=== step (\d)  (.*?)  reward", (finished / "samples.txt").read_text())
     assert heads == [(str(n), countdown_task.show(puzzle)) for n in (1, 2, 4) for puzzle in asked[n]]
     run(*SMALL, "--steps", 1, "--eval_every", 2, "--seed", 1, "--out", other)
