@@ -146,8 +146,8 @@ from rollout import Policy
 from plumbing.tokenizer import Tokenizer
 from turns import context
 task, tokenizer = load_task("tool"), Tokenizer("models/chat")
-policy, puzzle = Policy(None, tokenizer, task), task.Puzzle("12 * 34 + 5")
-turns = ["calc 12 * 34", " calc 408 + 5", "413"]
+policy, puzzle = Policy(None, tokenizer, task), task.math_task.Problem("12 * 34 + 5?", 413)
+turns = ["First calc 12 * 34", " calc 408 + 5", "413</think>\n<answer>413</answer>"]
 tokens = [x for turn in turns for x in tokenizer.encode(turn) + tokenizer.end_tokens[:1]]
 text = "".join(tokenizer.library.id_to_token(x) or "" for x in context(policy, puzzle, tokens[:-1]))
 print(text.replace("\u0120", " ").replace("\u010a", "\n"))
@@ -263,9 +263,10 @@ def test_the_tool_of_the_page_trains_a_chat_model_in_several_turns(copy):
     """Guards against a page that nobody followed: by hand, and for two steps."""
     folder, said = copy
     user = "<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
-    assert said["python call.py"].endswith(
-        f"calc 12 * 34{user.format(408)} calc 408 + 5{user.format(413)}413\n"
-        "{'reward': 1.1, 'answer': True, 'format': True, 'calls': 2} None None\n")
+    said = said["python call.py"]
+    assert "user\nTo have a part computed, end your turn with `calc 12 * 34`. 12 * 34 + 5? Show" in said
+    assert said.endswith(f"First calc 12 * 34{user.format(408)} calc 408 + 5{user.format(413)}413</think>\n"
+                         "<answer>413</answer>\n{'reward': 1.1, 'answer': 1.0, 'format': 1.0, 'calls': 2} None None\n")
     log, metrics = np.load(folder / "runs/talking/credit/step-000002.npz"), read_metrics(folder / "runs/talking")
     assert log["credit"].any() and log["turn"].max() > 0 < metrics["calls"][-1]
 
