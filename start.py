@@ -68,7 +68,8 @@ def start(arguments: list[str], usage: str, assign_credit: Callable, learn: Call
                 **{f"{name}_adamw": head.optimizer for name, head in policy.heads.items()}}
     writer = Writer(folder, s, hyper_parameters, learners, partial(save_policy, policy, s), load_function(on_step), own)
     done, row = writer.open(fixed, columns, bool(resume))
-    announce(optimizer.weights.values(), len(training), len(heldout), folder, differences, s, done if resume else None)
+    differences |= {"arithmetic": s.arithmetic} if s.arithmetic != s.dtype else {}
+    announce(optimizer.weights.values(), len(training), len(heldout), folder, differences, done if resume else None)
     return (s, mitigation, policy, training, heldout, optimizer, writer, done), row
 
 

@@ -4,7 +4,6 @@ A first reading can skip it. `s` is the Settings.
 """
 import random
 import sys
-import timeit
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -72,23 +71,15 @@ def product_seconds(dtype: torch.dtype) -> float:
     return min(timeit.repeat(lambda: x @ w.T, number=1, repeat=4)[1:])  # the first one also prepares
 
 
-def advice(s: Settings, heldout: int) -> Iterator[str]:
-    """What a run is told before it begins. heldout: the number of held-out puzzles."""
-    # Half of the 95% interval of a difference of two success rates near 50%.
-    if (points := 100 * 1.96 * (2 * 0.25 / heldout) ** 0.5) > 10:
-        yield (f"with {heldout} held-out puzzles two measurements differ by up to {points:.0f} points by chance: ten "
-               "would not show. --eval_problems asks for more puzzles, where there are more")
-    if s.arithmetic != s.dtype:
-        yield f"weights are stored in {s.dtype} and multiplied in {s.arithmetic}, see --arithmetic"
-
-
-def announce(weights: Iterable[torch.Tensor], training: int, heldout: int, run: Path, differences: dict, s: Settings,
+def announce(weights: Iterable[torch.Tensor], training: int, heldout: int, run: Path, differences: dict,
              resumed_after: int | None) -> None:
     """Print what a run is. training, heldout: numbers of puzzles. differences: the settings without their defaults."""
     print(f"{sum(w.numel() for w in weights):,} parameters, {training} puzzles to train on, into {run}")
     print("settings:", ", ".join(f"{name}={value}" for name, value in differences.items()) or "all at their defaults")
-    for line in advice(s, heldout):
-        print(line)
+    points = 100 * 1.96 * (2 * 0.25 / heldout) ** 0.5  # half of the interval of a difference of two rates near 50%
+    if points > 10:
+        print(f"with {heldout} held-out puzzles two measurements differ by up to {points:.0f} points by chance: ten "
+              "would not show. --eval_problems asks for more puzzles, where there are more")
     if resumed_after is not None:
         print(f"resuming after step {resumed_after}{'' if resumed_after else ', for no state was written yet'}")
     sys.stdout.flush()
@@ -106,9 +97,9 @@ def as_if_nothing_was_drawn(device: torch.device) -> Iterator[None]:
 
 def check_needs(needs: tuple[str, ...], task: ModuleType, heads: Iterable[str], s: Settings) -> None:
     """ValueError where a run can't provide what its credit function needs."""
-    if missing := lacking(needs, task, heads):
-        raise ValueError(f"--mitigation {s.mitigation} needs {missing[0]}, which is neither a function of the task "
-                         f"{s.task} nor a head ({', '.join(heads)})")
+    missing = lacking(needs, task, heads)
+    require(not missing, f"--mitigation {s.mitigation} needs {', '.join(missing)}, which is neither a function of the "
+            f"task {s.task} nor a head ({', '.join(heads)})")
 
 
 def lacking(needs: tuple[str, ...], task: ModuleType, heads: Iterable[str]) -> list[str]:

@@ -59,9 +59,6 @@ def test_arithmetic_is_that_of_the_processor_and_can_be_asked_for(monkeypatch, t
         assert launch.arithmetic_for("bfloat16", "cpu") == found
         assert launch.arithmetic_for("bfloat16", "cuda") == "bfloat16"
         assert launch.arithmetic_for("float32", "cpu") == "float32"
-    told = [*launch.advice(replace(BFLOAT16, arithmetic="float32"), 999)]
-    assert len(told) == 1 and "multiplied in float32" in told[0]
-    assert not [*launch.advice(replace(BFLOAT16, arithmetic="bfloat16"), 999)]
     (tmp_path / "config.json").write_text('{"settings": {"arithmetic": "float32", "lr": 0.5}, "method": {}}')
     s = parse_flags(["--config", str(tmp_path)])[0]  # of a run on another machine
     assert (s.arithmetic, s.lr) == ("", 0.5)
