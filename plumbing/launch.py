@@ -4,6 +4,7 @@ A first reading can skip it. `s` is the Settings.
 """
 import random
 import sys
+import timeit
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path

@@ -7,10 +7,12 @@ import torch
 import qwen2_model
 from lora import adapters
 from plumbing import launch
+from plumbing.files import read_json
 from qwen2_model import Converted, load_model
 from settings import Settings
 from start import load_policy, parse_flags
 from tests.random_checkpoints import FAMILIES, assert_close, both, random_tokens
+from tests.test_train import TINY, run
 
 BFLOAT16 = Settings(dtype="bfloat16")
 
@@ -71,3 +73,14 @@ def test_adapters_are_in_the_dtype_of_the_arithmetic():
         dtype = getattr(torch, arithmetic)
         assert {p.dtype for adapter in adapters(model).values() for p in adapter.parameters()} == {dtype}
         assert {w.dtype for w in model.parameters() if not w.requires_grad} == {torch.bfloat16}
+
+
+def test_a_run_keeps_its_arithmetic(tmp_path, monkeypatch, capsys):
+    """Also when it is resumed where bfloat16 is fast."""
+    monkeypatch.setattr(launch, "product_seconds", lambda dtype: 7.0 if dtype == torch.bfloat16 else 1.0)
+    run(*TINY, "--dtype", "bfloat16", "--steps", 1, "--pass_at", 0, "--out", tmp_path / "r")
+    assert "dtype=bfloat16, arithmetic=float32\n" in capsys.readouterr().out
+    monkeypatch.setattr(launch, "product_seconds", lambda dtype: 1.0)
+    run("--resume", tmp_path / "r", "--steps", 2)
+    assert read_json(tmp_path / "r" / "config.json")["settings"]["arithmetic"] == "float32"
+    assert "arithmetic=float32\n" in capsys.readouterr().out
