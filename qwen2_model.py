@@ -32,7 +32,7 @@ from plumbing.model_folder import LLAMA3, check_folder, config_values, read_weig
 SCORES_AT_ONCE = 2**24  # attention scores that are computed at once, at most
 PROBABILITIES_KEPT = 2**25  # bytes of a layer's attention probabilities kept for the backward pass; else computed again
 LOGITS_KEPT = 2**28  # bytes of logits kept for the backward pass; else computed again
-BLOCK = 2**20  # numbers of a matrix that are converted at once: they stay in the processor's cache
+BLOCK = 2**21  # numbers of a matrix that are converted at once: they stay in the processor's cache
 NOWHERE = 2**62  # the position of a column without a token: after every token, so that none sees it
 ARCHITECTURES = {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM"}
 
@@ -159,14 +159,18 @@ class Converted(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, w: Tensor) -> Tensor:
         ctx.save_for_backward(x, w)
-        y, rows = x.new_empty(len(x), len(w)), max(1, BLOCK // w.shape[1])
+        rows = max(1, BLOCK // w.shape[1])
+        if len(w) <= rows:
+            return x @ w.to(x.dtype).T
+        y = x.new_empty(len(x), len(w))
         for part, block in zip(y.split(rows, dim=1), w.split(rows)):
             part.copy_((block.to(x.dtype) @ x.T).T)  # a tenth faster, for many x, than x @ block.T
         return y
 
     @staticmethod
     def backward(ctx, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        (x, w), rows = ctx.saved_tensors, max(1, BLOCK // ctx.saved_tensors[1].shape[1])
+        x, w = ctx.saved_tensors  # once: with --checkpoint_activations they are computed again when they are asked for
+        rows = max(1, BLOCK // w.shape[1])
         to_x, to_w = (torch.zeros_like(z) if asked else None for z, asked in zip((x, w), ctx.needs_input_grad))
         for i in range(0, len(w), rows):
             part, block = gradient[:, i : i + rows], w[i : i + rows]
