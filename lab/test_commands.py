@@ -18,7 +18,7 @@ from lab.original import roles
 from lab.real import problems
 from lab.speed import benchmark, contestants
 from lab.truth import checks, measure as ground_truth
-from lab.turns import noise, run as turns, values
+from lab.turns import run as turns, values
 from tasks import guess_task
 from tests.test_pages import ROOT
 
@@ -53,9 +53,7 @@ SMALL = {  # the other commands, with their words, and what makes them cheap
     problems: ("", {"COUNT": 40, "FOLDER": Path()}),
     benchmark: ("--out {}/out.md", {"WARM_UPS": 0, "ROUNDS": 1, "FIXED": {"x 4 tokens": {"limit": 4, "fixed": True}},
                                     "start": lambda kind, *_, **__: contextlib.nullcontext(kind)}),
-    checks: ("", {"SPLITS": 1, "FILES": {"toy": checks.FILES["countdown-tiny"]}}),
-    noise: ("run", {"GAMES": 4, "CHECKPOINTS": {0: "", 50: "", 100: ""}, "ANSWERS": (2, 3),
-                    "read_config": lambda _: {"settings": {"task": "guess", "max_new_tokens": 24}}})}
+    checks: ("", {"SPLITS": 1, "FILES": {"toy": checks.FILES["countdown-tiny"]}})}
 
 
 @pytest.mark.parametrize("program", SMALL, ids=lambda program: program.__name__.removeprefix("lab."))
