@@ -88,18 +88,6 @@ def test_success_is_that_of_the_start_and_of_each_checkpoint(monkeypatch, tmp_pa
     assert run.exact_success(tmp_path) == {0: 0.1, 10: 0.2, 20: 0.3, 30: 0.4}
 
 
-def test_the_row_of_a_run(monkeypatch):
-    """Area by hand: half of 0.2 + 0.4, then half of 0.4 + 0.5. A token costs 1, 1 and 3; step 0 has none."""
-    e, step = arms.Experiment(ROOM._replace(measure=lambda _: {0: 0.2, 10: 0.4, 20: 0.5}), MIXED, 4), np.ones(20)
-    monkeypatch.setattr(arms, "read_config", lambda _: {"command": e.command})
-    monkeypatch.setattr(arms, "read_metrics", lambda _: {name: np.append(np.nan, x * step) for name, x in (
-        ("tokens_sampled", 10), ("tokens_read", 20), ("tokens_updated", 2), ("seconds", 1))})
-    row = arms.make_row(e)
-    assert (row["arm"], row["start"], row["end"]) == (MIXED, "0.2", "0.5")
-    assert float(row["area"]) == pytest.approx(0.375) and row["tokens_read"] == "400"
-    assert row["spent"] == "0:0 10:360 20:720" and row["curve"].endswith(" 20:0.500000")
-
-
 def test_commands_are_accepted():
     """Guards against a flag that train.py does not know; `exact_turns` is registered for this test alone."""
     try:
