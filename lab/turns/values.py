@@ -15,7 +15,7 @@ are of success, not of reward.
 
 Alphabet: n numbers, k guesses; at one level of the tree, after as many turns, R histories.
 
-Run it:  python -m lab.turns.values        the value of a model (--model FOLDER), and the seconds
+Run it:  python -m lab.turns.values        the value of a model (--model FOLDER)
 """
 import time
 from typing import NamedTuple
@@ -157,11 +157,10 @@ def main() -> None:
     parser = new_parser(description=__doc__)
     parser.add_argument("--model", default="", help="a model folder, such as a run's checkpoint; empty: the bundled")
     policy = load_policy(Settings(task="guess", model=parser.parse_args().model))
-    began = time.perf_counter(), time.process_time()
+    began = time.process_time()
     tree = grow(policy)
-    seconds = time.perf_counter() - began[0], time.process_time() - began[1]
     print(f"V(prompt) {tree.V[0].mean():.6f}; {sum(len(level.low) for level in tree.levels):,} histories, "
-          f"{tree.tokens:,} tokens, {seconds[0]:.1f} s, {seconds[1]:.1f} s of a core")
+          f"{tree.tokens:,} tokens, {time.process_time() - began:.1f} s of a core")
 
 
 if __name__ == "__main__":
