@@ -121,8 +121,9 @@ def read(policy: Policy, words: Words, levels: list[Level]) -> tuple:
 
 def read_level(policy: Policy, words: Words, levels: list[Level], depth: int, rows: np.ndarray, cache: Cache,
                step: Tensor, found: list[np.ndarray]) -> int:
-    """Read what leads to some histories of a level, step (r, W), behind the cache of what came before, then every number
-    that may follow, then the levels below. rows (r,): the histories. Fills `found`; returns how many tokens were read.
+    """Read what leads to some histories of a level, step (r, W), behind the cache of what came before, then every
+    number that may follow, then the levels below. rows (r,): the histories. Fills `found`; returns how many tokens were
+    read.
     """
     level, n = levels[depth], len(words.numbers)
     wanted = np.ones((len(rows), n), bool) if depth + 1 < len(levels) else level.possible[rows]  # (r, n)
