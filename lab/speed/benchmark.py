@@ -26,9 +26,9 @@ TOKENS, THREADS, WARM_UPS, ROUNDS = 64, 2, 2, 7
 FIXED = {f"x {TOKENS} tokens": {"limit": TOKENS, "fixed": True}}
 REAL = {"real lengths": {"limit": Settings.max_new_tokens, "fixed": False}}
 NOTE = ("Written by `python -m lab.speed.benchmark`, TRL's rows with `--trl`, on two cores; the programs of a row "
-        "took turns. `ours` and `peer` are medians over the rounds, `ratio` is the median of the rounds' own ratios, and "
-        "`min to max` the smallest and the largest of these. A row names puzzles x responses x tokens; at real lengths, "
-        "responses end where the model ends them.")
+        "took turns. `ours` and `peer` are medians over the rounds, `ratio` is the median of the rounds' own ratios, "
+        "and `min to max` the smallest and the largest of these. A row names puzzles x responses x tokens; at real "
+        "lengths, responses end where the model ends them.")
 
 
 def take_turns(what: str, rivals: dict[str, subprocess.Popen], case: dict) -> dict[str, list[float]]:

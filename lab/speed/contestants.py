@@ -11,13 +11,13 @@ import time
 from typing import Callable
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 import countdown_task
 from grpo import update
 from plumbing.launch import BUNDLED
 from plumbing.optimizer import Optimizer
 from plumbing.processes import first_alone, join, leave
-from plumbing.tokenizer import Tokenizer
 from queries import Queries
 from rollout import Policy, draw_uniforms, rollout, sample
 from settings import Settings
@@ -38,25 +38,22 @@ def answer(tokens: int, start: float) -> None:
     print(json.dumps((tokens, time.perf_counter() - start)), flush=True)
 
 
-def asked() -> tuple[Tokenizer, list, list[list[int]]]:
-    """The bundled model's tokenizer, its puzzles, and their prompts."""
-    policy = Policy(None, Tokenizer(BUNDLED), countdown_task)
-    puzzles = countdown_task.load("train", Settings.questions)
-    return policy.tokenizer, puzzles, [policy.prompt(puzzle) for puzzle in puzzles]
+def bundled() -> tuple[Policy, list]:
+    """The bundled model, and puzzles for it."""
+    return load_policy(Settings()), countdown_task.load("train", Settings.questions)
 
 
 def ours() -> Callable[[dict], int]:
     """Our sampler, or a whole step: sample, grade, and update with a random credit."""
-    policy, (_, puzzles, _) = load_policy(Settings(answers=ANSWERS)), asked()
-    tokenizer, ends, optimizer = policy.tokenizer, policy.tokenizer.end_tokens, Optimizer(policy.model, lr=0.0)
+    policy, puzzles = bundled()
+    ends, optimizer = policy.tokenizer.end_tokens, Optimizer(policy.model, lr=0.0)
 
     def run(case: dict) -> int:
         """Do the work of a case; returns how many tokens its responses have."""
-        Q, T, tokenizer.end_tokens = case["puzzles"], case["limit"], [] if case["fixed"] else ends
+        Q, T, policy.tokenizer.end_tokens = case["puzzles"], case["limit"], [] if case["fixed"] else ends
         s = Settings(answers=ANSWERS, seed=case["seed"], max_new_tokens=T)
         if case["work"] == "sampler":
-            uniforms = draw_uniforms(s.seed, 0, Q, ANSWERS, T)  # (B, T)
-            return int(sample(policy, puzzles[:Q], uniforms).mask.sum())
+            return int(sample(policy, puzzles[:Q], draw_uniforms(s.seed, 0, Q, ANSWERS, T)).mask.sum())
         batch = rollout(policy, puzzles[:Q], s, step=0)
         batch.ask = Queries(policy, batch, s, 0)
         credit = torch.randn(batch.mask.shape, generator=torch.Generator().manual_seed(s.seed))  # (B, T)
@@ -69,20 +66,20 @@ def ours() -> Callable[[dict], int]:
 def theirs() -> Callable[[dict], int]:
     """transformers' generate."""
     from transformers import AutoModelForCausalLM
-    (tokenizer, _, prompts), network = asked(), AutoModelForCausalLM.from_pretrained(BUNDLED, dtype=torch.float32)
+    (policy, puzzles), network = bundled(), AutoModelForCausalLM.from_pretrained(BUNDLED, dtype=torch.float32)
+    stop = policy.tokenizer.end_tokens
 
     def run(case: dict) -> int:
         """Sample the responses of a case; returns how many tokens that were."""
         torch.manual_seed(case["seed"])
-        repeated = [prompt for prompt in prompts[: case["puzzles"]] for _ in range(ANSWERS)]
-        P, limit = max(map(len, repeated)), case["limit"]
-        rows = torch.tensor([[0] * (P - len(prompt)) + prompt for prompt in repeated])  # (B, P)
-        real = torch.tensor([[column >= P - len(prompt) for column in range(P)] for prompt in repeated])  # (B, P)
-        ends = {"min_new_tokens": limit} if case["fixed"] else {"eos_token_id": tokenizer.end_tokens}
-        sampled = network.generate(rows, attention_mask=real.long(), do_sample=True, top_k=0, top_p=1.0,
-                                   temperature=1.0, repetition_penalty=1.0, max_new_tokens=limit, pad_token_id=0,
-                                   **ends)[:, P:]  # (B, T)
-        is_end = torch.isin(sampled, torch.tensor(tokenizer.end_tokens)) & (not case["fixed"])  # (B, T)
+        prompts = [torch.tensor(policy.prompt(p)) for p in puzzles[: case["puzzles"]] for _ in range(ANSWERS)]
+        rows, real = (pad_sequence(some, True, padding_side="left")  # (B, P)
+                      for some in (prompts, [torch.ones_like(prompt) for prompt in prompts]))
+        ends = {"min_new_tokens": case["limit"]} if case["fixed"] else {"eos_token_id": stop}
+        sampled = network.generate(rows, attention_mask=real, do_sample=True, top_k=0, top_p=1.0, temperature=1.0,
+                                   repetition_penalty=1.0, max_new_tokens=case["limit"], pad_token_id=0,
+                                   **ends)[:, rows.shape[1]:]  # (B, T)
+        is_end = torch.isin(sampled, torch.tensor(stop)) & (not case["fixed"])  # (B, T)
         return int((is_end.cumsum(1) - is_end.long() == 0).sum())  # tokens with no end before them
 
     return run
@@ -107,10 +104,10 @@ def train_with_trl() -> None:
         start = time.perf_counter()
 
     turns.on_step_begin, turns.on_step_end = begin, lambda *_, **__: answer(tokens, start)
-    tokenizer, _, prompts = asked()
-    texts = [tokenizer.decode(prompt)[0] for prompt in prompts[:PUZZLES]]
+    policy, puzzles = bundled()
+    texts = [policy.tokenizer.decode(policy.prompt(puzzle))[0] for puzzle in puzzles[:PUZZLES]]
     model = AutoModelForCausalLM.from_pretrained(BUNDLED, dtype=torch.float32)
-    model.generation_config.eos_token_id = tokenizer.end_tokens
+    model.generation_config.eos_token_id = policy.tokenizer.end_tokens
     with tempfile.TemporaryDirectory() as folder:
         config = GRPOConfig(
             folder, per_device_train_batch_size=PUZZLES * ANSWERS, num_generations=ANSWERS, max_steps=10**6,

@@ -46,38 +46,27 @@ def check_room(tree: Tree, batch: TokenBatch) -> None:
 
 
 def credits_of(batch: TokenBatch, tree: Tree) -> Tensor:
-    """A1, A2 and minus the regret of each token (3, B, T)."""
-    found = torch.zeros(3, *batch.mask.shape, dtype=torch.float64)
+    """A1 and A2 of each token (2, B, T)."""
+    found = torch.zeros(2, *batch.mask.shape, dtype=torch.float64)
     for i, (row, mask, success) in enumerate(zip(batch.tokens, batch.mask, batch.success.tolist())):
         secret = batch.puzzles[batch.group[i]].secret
         found[:, i, : mask.sum()] = torch.from_numpy(credits_along(tree, row[mask].tolist(), secret, success))
     return found
 
 
-def optimal(low: int, high: int, n: int, left: int) -> np.ndarray:
-    """Q*(h, g) (n,): the chance to find a random secret of low to high by guess g of 1 to n, then optimal play, with
-    `left` guesses in all. With j guesses halving finds one of m secrets with probability min(m, 2^j - 1) / m."""
-    g, size = np.arange(1, n + 1), high - low + 1
-    sides = [np.clip(side, 0, size).clip(max=2 ** (left - 1) - 1) for side in (g - low, high - g)]  # below g, above
-    return (((low <= g) & (g <= high)) + sum(sides)) / size
-
-
 def credits_along(tree: Tree, tokens: list[int], secret: int, success: float) -> np.ndarray:
-    """A1, A2 and minus the regret (3, L) of the L tokens of a response, in a game for a secret. The regret of a turn is
-    how much it gives away of what optimal play could still reach; the token that decides it has it."""
+    """A1 and A2 (2, L) of the L tokens of a response, in a game for a secret."""
     level, row, guess, alive, before, found = 0, 0, None, True, tree.V[0][0], []  # values are (n,), by secret - 1
     for token in tokens:
         here = tree.levels[level]
-        low, high, new = here.low[row], here.high[row], alive and guess is None
-        best = optimal(low, high, len(before), len(tree.levels) - level) if new else np.zeros(1)  # (n,)
-        number = new and token in tree.words.numbers
+        number = alive and guess is None and token in tree.words.numbers
         ended = alive and guess is not None and token == tree.words.end
         alive = number or ended
         if number:
             guess = tree.words.numbers.index(token)
         after = tree.after[level][row, guess] * (tree.end[level][row, guess] if number else 1) if alive else 0 * before
         change = after - before
-        found.append([change[secret - 1], change[low - 1 : high].mean(), (best[guess] if number else 0) - best.max()])
+        found.append([change[secret - 1], change[here.low[row] - 1 : here.high[row]].mean()])
         before = after
         if ended and guess != secret - 1 and level + 1 < len(tree.levels):
             level, row = level + 1, here.child[row, guess, int(secret - 1 < guess)]

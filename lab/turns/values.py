@@ -10,11 +10,12 @@ and V(h) is its mean over the secrets C(h) that agree with all replies, each as 
 pi, and the rest is a sum. The histories are a tree, of which the model reads every token once.
 
 A turn that is no number has value 0, exactly. A number in other tokens, or ended by another end token, counts as such a
-turn, too, although the game goes on: `elsewhere` bounds what that leaves out. Values are of success, not of reward.
+turn, too, although the game goes on: of the bundled model's V(prompt) that leaves out 4e-07 at most (checks.md). Values
+are of success, not of reward.
 
 Alphabet: n numbers, k guesses; at one level of the tree, after as many turns, R histories.
 
-Run it:  python -m lab.turns.values        the value of a model (--model FOLDER), and the seconds
+Run it:  python -m lab.turns.values        the value of a model (--model FOLDER)
 """
 import time
 from typing import NamedTuple
@@ -41,7 +42,6 @@ class Level(NamedTuple):
 
     low: np.ndarray  # (R,) the smallest secret that is still possible
     high: np.ndarray  # (R,) the largest one
-    origin: np.ndarray  # (R, 3) the row of the level above, guess - 1, and the reply that led here
     child: np.ndarray  # (R, n, 2) the row of the level below, by guess - 1 and reply; -1 where no secret leads there
 
     @property
@@ -53,14 +53,14 @@ class Level(NamedTuple):
 
 def histories(n: int, k: int) -> list[Level]:
     """The k levels of the tree of a game of n numbers and k guesses."""
-    low, high, origin, g, found = np.array([1]), np.array([n]), np.zeros((1, 3), int), np.arange(1, n + 1), []
+    low, high, g, found = np.array([1]), np.array([n]), np.arange(1, n + 1), []
     for _ in range(k):
         lows = np.stack(np.broadcast_arrays(np.maximum(low[:, None], g + 1), low[:, None]), -1)  # (R, n, 2)
         highs = np.stack(np.broadcast_arrays(high[:, None], np.minimum(high[:, None], g - 1)), -1)  # (R, n, 2)
         open_ = lows <= highs
         child = np.where(open_, open_.cumsum().reshape(open_.shape) - 1, -1)
-        found.append(Level(low, high, origin, child))
-        low, high, origin = lows[open_], highs[open_], np.argwhere(open_)
+        found.append(Level(low, high, child))
+        low, high = lows[open_], highs[open_]
     return found
 
 
@@ -91,14 +91,13 @@ class Tree(NamedTuple):
     end: list[np.ndarray]  # (R, n) the probability of the end token after that number
     after: list[np.ndarray]  # (R, n, n) the value after a turn, by guess - 1 and secret - 1
     V: list[np.ndarray]  # (R, n) V(h, s) by secret - 1, 0 where that is impossible
-    elsewhere: float  # what V(prompt) may lack at most; NaN where that was not asked for
     tokens: int  # that the model read
 
 
-def grow(policy: Policy, n: int = guess_task.N, bound: bool = False) -> Tree:
-    """The tree under a policy. bound: also say what lies elsewhere, for which the model reads twice as much."""
+def grow(policy: Policy, n: int = guess_task.N) -> Tree:
+    """The tree of a game of n numbers under a policy."""
     levels, words = histories(n, guess_task.GUESSES), words_of(policy, n)
-    pi, end, other, tokens = read(policy, words, levels, bound)
+    pi, end, tokens = read(policy, words, levels)
     after, V = [np.broadcast_to(np.eye(n), (*pi[-1].shape, n))], [pi[-1] * levels[-1].possible]
     for level, p in zip(levels[-2::-1], pi[-2::-1]):
         below = np.concatenate((V[0], np.zeros((1, n))))  # a child -1 has value 0
@@ -106,48 +105,34 @@ def grow(policy: Policy, n: int = guess_task.N, bound: bool = False) -> Tree:
         then = np.where(up, below[level.child[:, :, 0]], below[level.child[:, :, 1]]) + np.eye(n)  # (R, n, n)
         after.insert(0, then)
         V.insert(0, np.einsum("rg,rgs->rs", p, then) * level.possible)
-    return Tree(words, levels, pi, end, after, V, missed(levels, pi, other) if bound else float("nan"), tokens)
-
-
-def missed(levels: list[Level], pi: list[np.ndarray], other: list[np.ndarray]) -> float:
-    """The probability that a game comes to a turn that is a number in other tokens: V(prompt) lacks at most that."""
-    total, reach = 0.0, np.ones(1)  # (R,) of each history, under the policy and a random secret
-    for level, below, p, q in zip(levels, [*levels[1:], None], pi, other):
-        total += float(reach @ q.sum(1))
-        if below:
-            row, guess, _ = below.origin.T
-            share = (below.high - below.low + 1) / (level.high - level.low + 1)[row]
-            reach = reach[row] * p[row, guess] * share
-    return total
+    return Tree(words, levels, pi, end, after, V, tokens)
 
 
 @torch.no_grad()
-def read(policy: Policy, words: Words, levels: list[Level], bound: bool) -> tuple:
-    """Three lists with an entry (R, n) for each level, by guess - 1: pi; the probability of the end token after a
-    number; that of a turn which begins with it and is a number in other tokens. And how many tokens were read.
-
-    At the last level only possible numbers count; the others are left out, unless bound.
+def read(policy: Policy, words: Words, levels: list[Level]) -> tuple:
+    """Two lists with an entry (R, n) for each level, by guess - 1: pi, and the probability of the end token after a
+    number. And how many tokens were read. At the last level only possible numbers count; the others are left out.
     """
-    found = [np.zeros((3, len(level.low), len(words.numbers))) for level in levels]
+    found = [np.zeros((2, len(level.low), len(words.numbers))) for level in levels]
     tokens = read_level(policy, words, levels, 0, np.array([0]), Cache(policy.model, 1),
-                        torch.tensor([words.prompt]), other_tokens(policy, words), bound, found)
+                        torch.tensor([words.prompt]), found)
     return *map(list, zip(*found)), tokens
 
 
 def read_level(policy: Policy, words: Words, levels: list[Level], depth: int, rows: np.ndarray, cache: Cache,
-               step: Tensor, again: Tensor, bound: bool, found: list[np.ndarray]) -> int:
-    """Read what leads to some histories of a level, step (r, W), behind the cache of what came before, then every number
-    that may follow, then the levels below. rows (r,): the histories. Fills `found`; returns how many tokens were read.
+               step: Tensor, found: list[np.ndarray]) -> int:
+    """Read what leads to some histories of a level, step (r, W), behind the cache of what came before, then every
+    number that may follow, then the levels below. rows (r,): the histories. Fills `found`; returns how many tokens were
+    read.
     """
     level, n = levels[depth], len(words.numbers)
-    wanted = np.ones((len(rows), n), bool) if depth + 1 < len(levels) or bound else level.possible[rows]  # (r, n)
+    wanted = np.ones((len(rows), n), bool) if depth + 1 < len(levels) else level.possible[rows]  # (r, n)
     r, g = map(torch.from_numpy, np.nonzero(wanted))  # (M,) each: a row, and guess - 1
     numbers = torch.tensor(words.numbers)  # (n,)
     p = probabilities_of(policy, policy.model.hidden(step, cache)[:, -1])[r, numbers[g]]  # (M,)
     cache = cache.rows(r)
-    behind = probabilities_of(policy, policy.model.hidden(numbers[g][:, None], cache)[:, 0])  # (M, V)
-    q = behind[:, words.end]
-    found[depth][:, rows[r], g] = torch.stack((p * q, q, p * (behind * again[g]).sum(1))).double()
+    q = probabilities_of(policy, policy.model.hidden(numbers[g][:, None], cache)[:, 0])[:, words.end]  # (M,)
+    found[depth][:, rows[r], g] = torch.stack((p * q, q)).double()
     total = step.numel() + len(g)
     if depth + 1 < len(levels):
         place = np.full(wanted.shape, -1)
@@ -158,7 +143,7 @@ def read_level(policy: Policy, words: Words, levels: list[Level], depth: int, ro
         for part in np.array_split(np.arange(len(row)), -(-len(row) // ROWS)):
             some = cache.rows(torch.from_numpy(place[row[part], guess[part]]))
             total += read_level(policy, words, levels, depth + 1, below[row, guess, said][part], some,
-                                replies[said[part]], again, bound, found)
+                                replies[said[part]], found)
     return total
 
 
@@ -167,30 +152,16 @@ def probabilities_of(policy: Policy, states: Tensor) -> Tensor:
     return policy.model.logits(states).softmax(-1)
 
 
-def other_tokens(policy: Policy, words: Words) -> Tensor:
-    """Whether, after each number's token, a further token makes a turn that the task reads as a number, too (n, V): any
-    end token but the first, or digits. (The first token of a number written in several is that of a number.)"""
-    tokenizer, n = policy.tokenizer, len(words.numbers)
-    texts, puzzle = [tokenizer.decode([x])[0] for x in range(policy.model.real_vocab)], guess_task.Puzzle(n, 1, 0)
-    digits = [[bool(x) and guess_task.number(f"{g}{x}", puzzle) is not None for x in texts] for g in range(1, n + 1)]
-    found = torch.tensor(digits)  # (n, V)
-    found[:, tokenizer.end_tokens] = True
-    found[:, words.end] = False
-    return found
-
-
 @one_sentence()
 def main() -> None:
     """Say what a model's value is."""
     parser = new_parser(description=__doc__)
     parser.add_argument("--model", default="", help="a model folder, such as a run's checkpoint; empty: the bundled")
     policy = load_policy(Settings(task="guess", model=parser.parse_args().model))
-    began = time.perf_counter(), time.process_time()
+    began = time.process_time()
     tree = grow(policy)
-    seconds = time.perf_counter() - began[0], time.process_time() - began[1]
-    print(f"V(prompt) {tree.V[0].mean():.6f}, at most {grow(policy, bound=True).elsewhere:.1e} more; "
-          f"{sum(len(level.low) for level in tree.levels):,} histories, {tree.tokens:,} tokens, "
-          f"{seconds[0]:.1f} s, {seconds[1]:.1f} s of a core")
+    print(f"V(prompt) {tree.V[0].mean():.6f}; {sum(len(level.low) for level in tree.levels):,} histories, "
+          f"{tree.tokens:,} tokens, {time.process_time() - began:.1f} s of a core")
 
 
 if __name__ == "__main__":
