@@ -355,7 +355,7 @@ def test_an_environment_that_raises_is_one_sentence(tmp_path, refusal, monkeypat
 
 def run(folder, *flags, resume=False):
     """A short run on the guessing game; its metrics without what depends on the clock."""
-    short = ["--task", "guess", "--questions", 3, "--answers", 4, "--eval_problems", 8, "--pass_at", 0, "--eval_every", 1]
+    short = ["--task", "guess", "--questions", 3, "--answers", 4, "--eval_problems", 8, "--pass_at", 0]
     words = ["--resume", folder] if resume else [*short, "--out", folder]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["train.py", *map(str, (*words, *flags))])
