@@ -493,7 +493,8 @@ def test_reward_decomposition_by_hand(weights, stepwise):
 
 
 def test_process_rewards_by_hand():
-    """Guards against a reward for false calculations or for tokens after one, and a mean of the responses' means."""
+    """Guards against a reward for false calculations or for tokens after one, and a mean of the responses' means. The
+    process critic learns what is still to come: against the number of calculations so far."""
     batch = make_written([NO_STEP, TRUE_FALSE, FALSE, CUT_OFF], [0.1, 0.2, 0.3, 0.4])
     right = [{}, {0: 1, 2: 0}, {0: 0}, {0: 1, 4: 1}]  # the last token of each calculation, and its verdict
     expected = [[A + 0.5 * sum(v - 3 / 5 for end, v in row.items() if end >= t) for t in range(L)]
@@ -501,6 +502,7 @@ def test_process_rewards_by_hand():
     check(process_reward(batch, 0.5), expected)
     true = [[float(row.get(t, 0)) for t in range(len(e))] for row, e in zip(right, expected)]
     check(calculation_ends(batch)[1], true)
+    check(HEADS["process_critic"](8).target(batch), [[sum(row[t:]) for t in range(len(row))] for row in true])
 
 
 def test_removing_a_part_changes_the_reward_where_the_grader_looks(written):
