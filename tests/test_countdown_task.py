@@ -10,7 +10,7 @@ from fractions import Fraction
 import pytest
 
 import countdown_task as task
-from countdown_task import Puzzle, expression
+from countdown_task import Puzzle, can_make, expression
 from tests.fixtures import spans_of
 from tests.plain import expressions
 
@@ -28,7 +28,7 @@ def test_solutions_are_the_expressions_of_brute_force(numbers):
     reached, whole_ones = (all_values(numbers, whole) for whole in (False, True))
     fractions = sorted(value for value in reached if value.denominator > 1)[::97]
     for target in (*range(-5, 100), *fractions):
-        assert task.is_solvable(Puzzle(numbers, target)) == (target in reached), target
+        assert can_make(numbers, target) == (target in reached), target
     for target, whole in itertools.product((-1, 0, 4, 5, 7, 24), (False, True)):
         solutions = task.solutions(Puzzle(numbers, target), whole)
         assert bool(solutions) == (target in (whole_ones if whole else reached))
@@ -138,28 +138,23 @@ def test_prompts_are_chatml_for_a_chat_model_and_plain_for_any_other():
         task.check(Puzzle((1,) * 7, 7))
 
 
-@pytest.mark.parametrize("expression, numbers, target, answer", [
-    ("8/(3-8/3)", (3, 3, 8, 8), 24, 1), ("8/(3-8/3)", (3, 8, 8), 24, 0), ("1/3*3", (1, 3, 3), 0.9999999999999999, 0),
-    ("3-5", (3, 5), -2, 1), ("5", (5,), 5, 1), ("12 + 1", (1, 2, 1), 13, 0), ("5 + 3 + 4 - 4", (3, 4, 5), 8, 0),
-    (r"12 / \frac{6}{2}", (2, 6, 12), 4, 1), (r"\frac{12}{\frac{6}{2}}", (2, 6, 12), 4, 1),
-    (r"\dfrac{12}{6 - 2} \div 3", (2, 3, 6, 12), 1, 1), (r"\frac62 \cdot \frac{1}2", (1, 2, 2, 6), Fraction(3, 2), 1)])
-def test_answer_is_exact_and_uses_each_number_once_in_any_order(expression, numbers, target, answer):
-    r"""Guards against 12 / \frac{6}{2} = 12 / 6 / 2, too; test_grader.py has a second grader for any response."""
-    graded = task.grade(f"</think>\n<answer>{expression}</answer>", Puzzle(numbers[::-1], target))
-    assert graded == {"reward": 0.1 + answer, "format": 1, "answer": answer}
-
-
-@pytest.mark.parametrize("text, answer", [
+@pytest.mark.parametrize("text, answer, numbers, target", [(*case, (3, 4, 5), 8)[:4] for case in [
+    ("8/(3-8/3)", 1, (3, 3, 8, 8), 24), ("8/(3-8/3)", 0, (3, 8, 8), 24), ("1/3*3", 0, (1, 3, 3), 0.9999999999999999),
+    ("3-5", 1, (3, 5), -2), ("5", 1, (5,), 5), ("12 + 1", 0, (1, 2, 1), 13), ("5 + 3 + 4 - 4", 0),
+    (r"12 / \frac{6}{2}", 1, (2, 6, 12), 4), (r"\frac{12}{\frac{6}{2}}", 1, (2, 6, 12), 4),
+    (r"\dfrac{12}{6 - 2} \div 3", 1, (2, 3, 6, 12), 1), (r"\frac62 \cdot \frac{1}2", 1, (1, 2, 2, 6), Fraction(3, 2)),
     (r"\(4 \times \left(5-3\right)\)", 1), ("4 \u00d7 (5 \u2212 3)", 1), (r"(5-3)\cdot 4", 1), ("4 x (5 - 3)", 1),
     ("(5-3)\u00b74", 1), ("4\u22c5(5-3)", 1), ("[5 - 3] * 4", 1), ("**4*(5-3)**", 1), ("`4*(5-3)`", 1),
     (r"$\boxed{4*(5-3)}$", 1), ("\n4*(5-3)\r\n", 1), (r"\frac{4}{1} * 2", 0), (r"5 - \frac{3 - 4}{5 - 5}", 0),
     ("4 *\r\n(5\u00a0- 3)", 1), ("4*(5-3).", 1), ("**4*(5-3).**", 1), ("4 * (5 \u2013 3)", 1),
     (r"\fbox{4\,*\,(5-3)}", 1), ("(-3+5)*4", 1), ("-4*(3-5)", 1), ("4.0*(5-3)", 0), (".4*(5-3)", 0), ("4\n(5-3)", 0),
     ("4*(5-3) = 8", 0), ("**4*(5-3)", 0), ("4x(5-3)", 0), (r"4\boxed{}*(5-3)", 0), (r"1\boxed1", 0),
-    ("Answer: 4*(5-3)", 0), ("\uff14*(5-3)", 0), ("4*(5-3)" + " " * 250, 0)])
-def test_an_expression_in_the_notation_of_a_chat_model(text, answer):
-    """Guards against right answers that are graded 0, and a notation that hides a number or an operator."""
-    assert task.grade(f"<answer>{text}</answer>", Puzzle((3, 4, 5), 8))["answer"] == answer
+    ("Answer: 4*(5-3)", 0), ("\uff14*(5-3)", 0), ("4*(5-3)" + " " * 250, 0)]])
+def test_an_expression_in_the_notation_of_a_chat_model(text, answer, numbers, target):
+    r"""Exact, with each number once in any order. Guards against right answers that are graded 0, a notation that hides
+    a number or an operator, and 12 / \frac{6}{2} = 12 / 6 / 2. test_grader.py has a second grader for any response."""
+    graded = task.grade(f"</think>\n<answer>{text}</answer>", Puzzle(numbers[::-1], target))
+    assert graded == {"reward": 0.1 + answer, "format": 1, "answer": answer}
 
 
 @pytest.mark.filterwarnings("error")  # of Python's parser
