@@ -98,7 +98,7 @@ def test_a_wrong_advantage_is_named(wrong, monkeypatch):
     """Guards against NaN, infinity in float32, or one number for each group, that the credit function is accused of,
     and against rounding as advantage in a function that takes the plain mean of a group: it gets float64."""
     monkeypatch.setitem(grpo.ADVANTAGES, "mine", lambda r, s: r - r.mean(1, keepdim=True))
-    assert not grpo.compare(make_batch([1] * 7, [0.0] * 7, reward=torch.full((7,), 0.1)), "mine").any()
+    assert not grpo.compare(make_batch([1] * 7, [0.0] * 7), "mine", torch.full((7,), 0.1)).any()
     monkeypatch.setitem(grpo.ADVANTAGES, "mine", wrong)
     with pytest.raises(ValueError, match="--advantage mine must give each response"):
         grpo.compare(make_batch([1] * 4, [0.0] * 4, [0, 0, 1, 1], reward=torch.tensor([0.0, 1, 0, 0])), "mine")

@@ -210,11 +210,9 @@ def lines(*answers):
     return "\n".join(map(json.dumps, rows(*answers))).encode()
 
 
-GSM8K = lines("#### 7", "So 500.\n#### $500", "<<2*3=6>>6\n#### 1,234.50", "#### -3/4", "12", "####   8  ")
-
-
 @pytest.mark.parametrize("name, content, answers", [
-    ("a.jsonl", b"\xef\xbb\xbf" + GSM8K.replace(b"\n", b"\r\n"), [7, 500, 1234.5, -0.75, 12, 8]),
+    ("a.jsonl", b"\xef\xbb\xbf" + lines("#### 7", "So 500.\n#### $500", "<<2*3=6>>6\n#### 1,234.50", "#### -3/4", "12",
+                                       "####   8  ").replace(b"\n", b"\r\n"), [7, 500, 1234.5, -0.75, 12, 8]),
     ("a.jsonl", lines(7, 7.5, "$7", "7 apples", "\\boxed{7}", "7 #### 8", "#### 1 #### 2"), [7, 7.5, 7, 7, 7, 8, 2]),
     ("a.jsonl", b"\n" + lines("1") + b"\r\n \r\n", [1]), ("a.jsonl.gz", gzip.compress(lines("1", "2")), [1, 2]),
     ("a.json", json.dumps(rows(1, "2"), indent=1).encode(), [1, 2]), ("a.json", lines(3, 4), [3, 4]),
@@ -239,8 +237,8 @@ BROKEN_LINES = [
     ('{"question": "Q", "id": 3}', "it has no answer; its fields: 'question', 'id'"), ("{}", "its fields: none"),
     ('{"question": "Q", "answer": 3, "answer": 4}', "'answer' stands twice in .*3.*4"),
     *((f'{{"question": "Q", "answer": {answer}}}', said) for answer, said in (
-        ("[7]", r"its answer is \[7\], neither text nor a number"), ('{"a": 7}', "neither text"),
-        ("true", "True, neither"), ("null", "None, neither"), ("[" * 99999, "too large"), ("1e" + "9" * 20, "large"))),
+        ("[7]", r"its answer is \[7\], neither text nor a number"), ("true", "True, neither"),
+        ("null", "None, neither"), ("[" * 99999, "too large"), ("1e" + "9" * 20, "large"))),
     ("{", "Expecting property name"), ("[]", "it is no object"),
     ('{"question": 3, "answer": "3"}', "its question is no text"), ('{"question": " ", "answer": 3}', "is no text"),
     ('{"question": "a \\ud800", "answer": "3"}', "surrogates not allowed"),
@@ -258,7 +256,6 @@ BROKEN_LINES = [
     ("a.csv", b"id,question\n1,Q\n", "row 1: .*it has no answer; its fields: 'id', 'question'"),
     ("a.csv", b'question,answer\n"so" he said,3\n', "not valid CSV: line 2"),
     ("a.csv", b'question,answer\n"Q,3\nR,4\n', "not valid CSV: line 3: unexpected end of data"),
-    ("a.json", b'["{}"]', "row 1: .*no object"),
     ("a.json", b'[{"question": "Q", "answer": 3, "answer": 4}]', "a.json is not valid JSON: 'answer' stands twice"),
     ("a.csv", b'question,answer\n"' + b"Q" * 200_000, "not valid CSV"), ("a.gz", b"text", "not a complete .gz"),
     ("a.gz", gzip.compress(lines(1))[:-9], "not a complete .gz"),

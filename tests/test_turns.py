@@ -181,13 +181,21 @@ def test_a_text_that_is_read_again_for_each_turn_is_counted_by_hand():
 # ------------------------------------------------------------------------------------------------------- the task
 
 
-def test_every_secret_is_as_frequent_and_no_prompt_shows_it():
-    training, heldout = load_puzzles(guess_task, 512, "")
-    for games in (training, heldout):
-        counts = np.bincount([game.secret for game in games])[1:]
+def test_games_are_fair_and_demonstrations_follow_the_rules():
+    """Guards against a secret that is more frequent, or that a prompt shows, and demonstrations without mistakes."""
+    rng, games = np.random.default_rng(0), load_puzzles(guess_task, 512, "")
+    for part in games:
+        counts = np.bincount([game.secret for game in part])[1:]
         assert len(counts) == 15 and np.ptp(counts) <= 1
-    assert {guess_task.prompt(game, False) for game in training + heldout} == {
-        "Guess a number from 1 to 15. You have 4 guesses.\n"}
+        prompt, = {guess_task.prompt(game, False) for game in part}
+        assert prompt == "Guess a number from 1 to 15. You have 4 guesses.\n"
+    for known, least, most in ((1.0, 1, 1), (0.0, 0.2, 0.5)):
+        found = [guess_task.demonstrate(game, rng, known) for game in games[0][:150]]
+        for game, turns in zip(games[0], found):
+            assert [guess_task.reply(turns[:i], game, False) is None for i in range(1, 1 + len(turns))] == [
+                *[False] * (len(turns) - 1), True]
+        won = [guess_task.grade("", game, turns)["answer"] for game, turns in zip(games[0], found)]
+        assert least <= np.mean(won) <= most
     with pytest.raises(ValueError, match="makes its own games"):
         guess_task.load("all", path="x.csv")
 
@@ -205,17 +213,6 @@ def test_the_game_by_hand(turns, reply, answer, layout):
     assert found == {"answer": answer, "format": layout, "reward": answer + 0.1 * layout, "guesses": len(turns)}
     chat = guess_task.reply(turns, puzzle, True)
     assert chat is None or chat == f"\n<|im_start|>user\n{reply}<|im_end|>\n<|im_start|>assistant\n"
-
-
-def test_demonstrations_follow_the_rules_and_make_mistakes():
-    rng, found = np.random.default_rng(0), {1.0: [], 0.0: []}
-    for known in found:
-        for puzzle in guess_task.load("train", 150):
-            turns = guess_task.demonstrate(puzzle, rng, known)
-            assert guess_task.reply(turns, puzzle, False) is None
-            assert all(guess_task.reply(turns[:i], puzzle, False) for i in range(1, len(turns)))
-            found[known].append(guess_task.grade("", puzzle, turns)["answer"])
-    assert np.mean(found[1.0]) == 1 and 0.2 < np.mean(found[0.0]) < 0.5
 
 
 # ---------------------------------------------------------------------------------------------- credit functions
@@ -333,21 +330,17 @@ def test_hostile_replies_are_characters_or_end_the_response(said):
         assert not any(batch.before) and (batch.mask.sum(1) <= 30).all()
 
 
-@pytest.mark.parametrize("said", [7, ["higher"], ("higher", 7), b"higher", ("higher", None)])
-def test_a_reply_that_is_no_text_is_one_sentence(said):
-    task = SimpleNamespace(**vars(guess_task) | {"reply": lambda turns, puzzle, chat: said})
-    with pytest.raises(ValueError, match="^the task's (reply must return text, not|messages must each) "):
-        played(2, 2, 40, task)
-
-
-def test_an_environment_that_raises_is_one_sentence(tmp_path, refusal, monkeypatch):
+@pytest.mark.parametrize("body, shown", [
+    ("raise OSError('the server has gone')", "has gone"), ("return ['higher']", "the task's messages must each "),
+    *((f"return {said}", "the task's reply must return text, not") for said in ("7", "'higher', 7", "b'higher'"))])
+def test_an_environment_that_fails_is_one_sentence(body, shown, tmp_path, refusal, monkeypatch):
+    """The trial step tries a reply, though no turn ends in it."""
     monkeypatch.chdir(tmp_path)
-    for body, shown in (("raise OSError('the server has gone')", "has gone"), ("return 7", "must return text")):
-        (tmp_path / "my_task.py").write_text(
-            f"from tasks.guess_task import *\n\n\ndef reply(turns, puzzle, chat):\n    {body}\n")
-        said = refusal(train, "--task", tmp_path / "my_task.py", "--model", GUESS, "--eval_problems", 2, "--steps", 1,
-                       "--max_new_tokens", 1)  # the trial step tries a reply, though no turn ends in it
-        assert shown in said and not (tmp_path / "runs").exists()
+    (tmp_path / "my_task.py").write_text(
+        f"from tasks.guess_task import *\n\n\ndef reply(turns, puzzle, chat):\n    {body}\n")
+    said = refusal(train, "--task", tmp_path / "my_task.py", "--model", GUESS, "--eval_problems", 2, "--steps", 1,
+                   "--max_new_tokens", 1)
+    assert shown in said and not (tmp_path / "runs").exists()
 
 
 # ------------------------------------------------------------------------------------------------------------ runs
@@ -355,7 +348,8 @@ def test_an_environment_that_raises_is_one_sentence(tmp_path, refusal, monkeypat
 
 def run(folder, *flags, resume=False):
     """A short run on the guessing game; its metrics without what depends on the clock."""
-    short = ["--task", "guess", "--questions", 3, "--answers", 4, "--eval_problems", 8, "--pass_at", 0]
+    short = ["--task", "guess", "--questions", 3, "--answers", 4, "--eval_problems", 8, "--pass_at", 0,
+             "--eval_every", 1]
     words = ["--resume", folder] if resume else [*short, "--out", folder]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["train.py", *map(str, (*words, *flags))])
