@@ -71,7 +71,8 @@ def fifty():
 @torch.no_grad()
 def test_episodes_equal_transformers(fifty):
     """Guards against a position, a column or a state that is off by a reply, in sampling and in reading; against spans
-    that are off by a reply, an end token that is not empty, and a turn that others wrote."""
+    that are off by a reply, an end token that is not empty, a turn that others wrote, and a cost of reading a text
+    again for each turn that lacks a prompt, what was sampled, or a reply."""
     policy, batch, _ = fifty
     hf = AutoModelForCausalLM.from_pretrained(GUESS, dtype=torch.float32, attn_implementation="eager").eval()
     read, hidden, attention = batch.ask.read(part_logprobs, policy.model), batch.ask.hidden, batch.ask.attention
@@ -86,6 +87,7 @@ def test_episodes_equal_transformers(fifty):
         paid = out.attentions[-1][0].mean(0)[predicts][:, places].tril(-1)  # (L, L)
         torch.testing.assert_close(attention[i, :L, :L], paid, atol=1e-5, rtol=0)
 
+        assert tokens_reread(batch.prompts[0], batch.before[i]) == sum(places[t] for t in batch.before[i])
         puzzle, tokens = batch.puzzles[batch.group[i]], batch.tokens[i][batch.mask[i]].tolist()
         assert policy.tokenizer.decode(text)[0] == guess_task.prompt(puzzle, False) + reply_text
         pieces = [reply_text[start:stop] for start, stop in spans]
@@ -169,13 +171,6 @@ def test_episodes_equal_a_loop_over_single_responses(excluding, random_model):
     hide[:, 0] = True
     without = read_responses(logprobs_without, model, prompts, group, *read, [hide, found.mask])[:, :T]
     assert (without - logprob)[:, 0].abs().max() < 1e-9 < 1e-3 < (without - logprob)[found.mask].abs().max()
-
-
-def test_a_text_that_is_read_again_for_each_turn_is_counted_by_hand():
-    """Guards against a cost without the sampled tokens: of a prompt of 10, turn two reads 10 + 3 + 2 tokens, with the
-    reply of 2 behind token 3, and turn three 10 + 7 + 2 + 1."""
-    assert tokens_reread([1] * 10, {3: [5, 6], 7: [5]}) == 15 + 20
-    assert tokens_reread([1] * 10, {}) == 0
 
 
 # ------------------------------------------------------------------------------------------------------- the task
