@@ -1,4 +1,4 @@
-"""Does exact credit of turns learn faster than GRPO and RLOO? The runs of designs.md, their tables and their picture.
+"""Does exact credit of turns learn faster than GRPO and RLOO? Runs, tables and picture (lab/archive/turns-designs.md).
 
     python -m lab.turns.run             trains what has no row in lab/turns/runs.csv, one run at a time; resumes
     python -m lab.turns.run --tables    only writes lab/turns/tables.md and learning.png
@@ -44,7 +44,7 @@ ROOM = Room(
      "A1": "exact_turns", "A2": "exact_turns --luck false", MIXED: "exact_turns --luck false --mix 0.74",
      "turn_vine": "turn_vine", "turn_baseline": "turn_baseline"},
     version=2,  # charges a text that is read again for each turn; 1, of all rows so far, kept it in a cache
-    least=6,  # designs.md lets nobody look before
+    least=6,  # the design (lab/archive) lets nobody look before
     program="-m lab.turns.credit", measure=exact_success)
 
 

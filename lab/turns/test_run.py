@@ -1,4 +1,4 @@
-"""The contrasts of designs.md, on made-up rows."""
+"""The contrasts of lab/archive/turns-designs.md, on made-up rows."""
 import shlex
 from types import SimpleNamespace
 
