@@ -27,7 +27,7 @@ from methods.groups import dpo, gtpo, optimal_baseline, prefix_tree, tempo
 from methods.heads import HEADS
 from methods.ktae import ktae
 from methods.oracle import oracle
-from mitigations import attention_credit, curious, ppo, reweight, reweighting, token_credit, uniform, vineppo
+from mitigations import attention_credit, curious, ppo, reweight, reweighting, token_credit, uniform, vineppo, z_score
 from plumbing.launch import lacking
 from plumbing.registry import CreditFunction, check_pure, required
 from queries import Queries
@@ -394,7 +394,7 @@ def test_credit_is_exactly_0_where_one_response_alone_is_better(reward, G):
                        logit_grad=torch.rand(G + 1, 10),
                        rollout_values=lambda counts, k=1, other=False: reward * (counts > 0))
     assert not optimal_baseline(batch)[:, 7:].any()
-    assert not oracle(batch)[1:].any()
+    assert not oracle(batch)[1:].any() and not z_score(torch.full((G, 1), reward)).any()
     credit = vineppo(batch, cuts="uncertain")  # all are, so the cut is at token 5
     assert not credit[0, :5].any() and credit[0, 5:7].all()
 
@@ -595,7 +595,7 @@ def test_vineppo_by_hand():
 
 def test_vineppo_cuts_before_every_fifth_uncertain_token():
     """Guards against a cut at the fifth instead of before the sixth, and p for log p."""
-    p = grid([[0.95] + [0.5, 0.91] * 6, [0.8] * 4 + [0.99] * 3], padding=1.0)  # cutpoints 1, 3, 5, 7, 9, 11 and 0 to 3
+    p = grid([[0.95] + [0.89, 0.91] * 6, [0.8] * 4 + [0.99] * 3], padding=1.0)  # cutpoints 1, 3, 5, 7, 9, 11 and 0 to 3
     calls, before, after = [], 0.6 - 0.2, 1 - 0.6  # the cut at token 11, where the value is 0.6
     batch = make_batch([13, 7], [9.0] * 2, logprob=p.log(), reward=torch.tensor([1.0, 0.2]),
                        rollout_values=rollouts_from(torch.full((2, 13), 0.6), calls))
