@@ -148,7 +148,7 @@ def test_prompts_are_chatml_for_a_chat_model_and_plain_for_any_other():
     (r"$\boxed{4*(5-3)}$", 1), ("\n4*(5-3)\r\n", 1), (r"\frac{4}{1} * 2", 0), (r"5 - \frac{3 - 4}{5 - 5}", 0),
     ("4 *\r\n(5\u00a0- 3)", 1), ("4*(5-3).", 1), ("**4*(5-3).**", 1), ("4 * (5 \u2013 3)", 1),
     (r"\fbox{4\,*\,(5-3)}", 1), ("(-3+5)*4", 1), ("-4*(3-5)", 1), ("4.0*(5-3)", 0), (".4*(5-3)", 0), ("4\n(5-3)", 0),
-    ("4*(5-3) = 8", 0), ("**4*(5-3)", 0), ("4x(5-3)", 0), (r"4\boxed{}*(5-3)", 0), (r"1\boxed1", 0),
+    ("4*(5-3) = 8", 0), ("**4*(5-3)", 0), ("**4*(5-3)/1", 0), ("4x(5-3)", 0), (r"4\boxed{}*(5-3)", 0), (r"1\boxed1", 0),
     ("Answer: 4*(5-3)", 0), ("\uff14*(5-3)", 0), ("4*(5-3)" + " " * 250, 0)]])
 def test_an_expression_in_the_notation_of_a_chat_model(text, answer, numbers, target):
     r"""Exact, with each number once in any order. Guards against right answers that are graded 0, a notation that hides

@@ -18,10 +18,10 @@ PIECES = ["</think>\n<answer>", "</think>\n<answer>", "</answer>", "</answer>", 
 TEXTS = st.lists(st.sampled_from(PIECES), max_size=10).map("".join) | st.text(max_size=40)
 
 
-@settings(CALM, max_examples=500)
+@settings(CALM, max_examples=300)
 @given(TEXTS, st.sampled_from((8, 8, 2, -1)))
 def test_reward_of_any_response_equals_a_grade_by_counting_and_cutting(text, target):
-    for response in (text, f"<answer>{text}</answer>", f"so</think>\n<answer>{text}</answer>"):
+    for response in (text, f"<answer>{text}", f"<answer>{text}</answer>", f"so</think>\n<answer>{text}</answer>"):
         count = [response.count(tag) for tag in ("<think>", "</think>", "<answer>", "</answer>")]
         halves, answers = response.split("</think>\n<answer>"), response.split("<answer>")[1:]
         layout = 0 if count[2] > 1 else 0.1 * bool(count[1]) + 0.5 * any("</answer>" in answer for answer in answers)
@@ -57,7 +57,7 @@ EDITED = st.builds(lambda text, at, new: text[: at % len(text)] + new + text[at 
 
 
 @pytest.mark.filterwarnings("error")
-@settings(CALM, max_examples=1500)
+@settings(CALM, max_examples=1000)
 @given(EXPRESSIONS | EDITED | st.text("0123+-*/() ", max_size=8))
 @example("(" * 32 + "1" + ")" * 32)
 @example("(" * 33 + "1" + ")" * 33)

@@ -603,6 +603,19 @@ def test_vineppo_cuts_before_every_fifth_uncertain_token():
     assert calls == [{(0, 11): 3}]
 
 
+def test_the_truth_as_credit_by_hand():
+    """Guards against a value on the wrong side of its token, rollouts for a token that was certain, and a mixture that
+    is not the reward minus the first value."""
+    p, U, asked = [0.5, 0.999, 0.2], [0.3, 9.0, 0.8], []
+    V = [0.5 * 0.84 + 0.5 * 0.3, 0.84, 0.2 * 1.0 + 0.8 * 0.8, 1.0]  # the second token is certain: it changes nothing
+    batch = make_batch([3], [9.0], logprob=grid([p]).log(), reward=torch.tensor([1.0]), rollout_values=(
+        lambda counts, other: asked.append((counts.tolist(), other)) or grid([U]) * (counts > 0)))
+    truth = [after - before for before, after in zip(V, V[1:])]
+    check(oracle(batch, k=4), [truth])
+    check(oracle(batch, k=4, mix=0.25), [[0.75 * x + 0.25 * (1 - V[0]) for x in truth]])
+    assert asked[0] == ([[2, 0, 4]], True)
+
+
 def test_dpo_is_the_gradient_of_its_loss():
     """Guards against a sign, a missing beta, a mean of log-probs, and a wrong pair. Ties go to the lowest index."""
     torch.manual_seed(0)

@@ -4,6 +4,7 @@ import itertools
 import json
 import re
 from fractions import Fraction
+from hashlib import sha256
 
 import numpy as np
 import pytest
@@ -24,6 +25,9 @@ def test_splits_are_apart_and_demonstrations_right_or_not(name, content):
     puzzles, heldout = (task.load(part, 250) for part in ("train", "heldout"))
     assert len(heldout) == 250 and task.load("train", 99) == puzzles[:99] and task.load("heldout", 9) == heldout[:9]
     assert not {*map(content, puzzles)} & {*map(content, heldout)}
+    for puzzle in puzzles + heldout:
+        held = int(sha256(task.key(puzzle).encode()).hexdigest()[:16], 16) % 10 == 0
+        assert held == (puzzle in heldout)
     task.check(puzzles[0])
     right, guessed = ([task.grade(task.demonstrate(puzzle, rng, known), puzzle) for puzzle in puzzles[:100]]
                       for known in (1.0, 0.0))
@@ -95,6 +99,7 @@ def test_tokens_of_a_square():
     assert role.tolist() == [1, 1, 0, 1, 1, 1, 2] and in_answer.all()
     reach = latin_task.within_reach("".join(pieces), spans_of(pieces), PUZZLE)
     assert reach.tolist() == [True] * 4 + [False] * 3
+    assert latin_task.within_reach("1 2", [(0, 1), (1, 3), (3, 3)], PUZZLE).tolist() == [True, True, False]
 
 
 def test_a_file_of_squares(tmp_path):
@@ -102,8 +107,8 @@ def test_a_file_of_squares(tmp_path):
     file, squares = tmp_path / "squares.txt", [latin_task.load(part, 3) for part in ("train", "heldout")]
     file.write_text("\n".join(puzzle.id for puzzle in squares[0] + squares[1]) + "\n")
     assert [latin_task.load(part, path=str(file)) for part in ("train", "heldout")] == squares
-    for line, said in (("12345", "is not a square of 25 cells"), ("_" * 25, "161280 solutions"),
-                       ("11" + "_" * 23, "has no solutions")):
+    for line, said in (("12345", "is not a square of 25 cells"), ("x" * 25, "is not a square of 25 cells"),
+                       ("_" * 25, "161280 solutions"), ("11" + "_" * 23, "has no solutions")):
         file.write_text(line)
         with pytest.raises(ValueError, match=said):
             latin_task.load("train", path=str(file))
@@ -277,6 +282,9 @@ def test_a_decimal_is_read_back_from_its_float(kind, significant):
     for number in np.random.default_rng(0).integers(1, 10**significant, 300):
         for text in (f"{number}e-4", f"-{number}e-2", str(number)):
             assert Fraction(digits(kind(text), "answer")) == Fraction(text)
+    for rounded in (np.float16(16384), np.float32(123456789)):
+        with pytest.raises(ValueError, match="may have been rounded: store it"):
+            digits(rounded, "answer")
 
 
 @pytest.mark.parametrize("kind, values, read", [

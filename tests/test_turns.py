@@ -88,6 +88,7 @@ def test_episodes_equal_transformers(fifty):
         torch.testing.assert_close(attention[i, :L, :L], paid, atol=1e-5, rtol=0)
 
         assert tokens_reread(batch.prompts[0], batch.before[i]) == sum(places[t] for t in batch.before[i])
+        assert guess_task.sentence_starts(reply_text, spans).nonzero()[0].tolist() == [*batch.before[i]]
         puzzle, tokens = batch.puzzles[batch.group[i]], batch.tokens[i][batch.mask[i]].tolist()
         assert policy.tokenizer.decode(text)[0] == guess_task.prompt(puzzle, False) + reply_text
         pieces = [reply_text[start:stop] for start, stop in spans]
