@@ -192,28 +192,6 @@ def describe(log: dict, row: int) -> str:
     return f"Step {log['step'][row]}, reward {reward:.2f}, credit {' to '.join(ends)}. Puzzle: {puzzle}"
 
 
-def choose_pair(log: dict, step: int) -> list[int]:
-    """The first rows of the shortest reinforced and the shortest discouraged response to a puzzle of a step: of those
-    that have both the one whose rewards differ most. None where no puzzle has both."""
-    rows, sign = np.flatnonzero((log["position"] == 0) & (log["step"] == step)), np.sign(log["advantage"])
-    rows = rows[np.argsort(log["length"][rows], kind="stable")]
-    groups = [rows[log["puzzle"][rows] == puzzle] for puzzle in np.unique(log["puzzle"][rows])]
-    group = max(groups, key=lambda group: (np.ptp(sign[group]), np.ptp(log["reward"][group])))
-    return [group[sign[group].argmax()], group[sign[group].argmin()]] if np.ptp(sign[group]) == 2 else []
-
-
-def draw_responses(log: dict, tokenizer: Tokenizer, method: str, file: Path) -> None:
-    """Two responses of the first step and two of the last, or their first 600 tokens, by gradient."""
-    blocks, shown = [], add_replies(log)
-    for row in [row for step in sorted({log["step"].min(), log["step"].max()}) for row in choose_pair(log, step)]:
-        own = np.flatnonzero(shown["response_id"] == log["response_id"][row])[:600]
-        blocks.append((f"{method}. {describe(log, row)}", *report.whole_letters(
-            [tokenizer.bytes[token] for token in shown["token"][own]], (shown["credit"] * shown["logit_grad"])[own])))
-    blocks = blocks or [("Neither step has a puzzle with a reinforced and a discouraged response", [" "], np.zeros(1))]
-    report.draw_blocks(blocks, "gradient, credit · ‖onehot − p‖: below 0 made less likely, above 0 more\n"
-                       "(↵ line break, ⇥ tab, ■ end token, □ other letter, grey: replies)", file)
-
-
 def write_page(log: dict, tokenizer: Tokenizer, title: str, file: Path) -> None:
     """tokens.html: every response, its tokens coloured by a measure. It has of each token the number of its text
     (uint32) and, as parts of 2^-15 of their largest size (float16), credit, log p, ||onehot - p||, entropy and what
@@ -245,10 +223,9 @@ def analyze_run(run: Path, log: dict) -> None:
     out.mkdir(exist_ok=True)
     draw_methods([Group(label, {0: summarize(run, log)})], out / "learning.png")
     draw_credit(log, out / "credit.png")
-    draw_responses(log, tokenizer, method, out / "tokens.png")
     write_page(log, tokenizer, f"{run.name}: {method}", out / "tokens.html")
     (out / "tables.md").write_text(text, encoding="utf-8")
-    print(f"{text}\nwrote {out / 'tables.md'}, and beside it learning.png, credit.png, tokens.png and tokens.html")
+    print(f"{text}\nwrote {out / 'tables.md'}, and beside it learning.png, credit.png and tokens.html")
 
 
 def summarize(run: Path, log: dict) -> dict[str, float | dict]:
@@ -319,10 +296,10 @@ def draw_methods(groups: list[Group], file: Path) -> None:
     bars, axes = axes[wide - 1], [*axes[: wide - 1], *axes[wide:]]
     for axis in axes[wide - 1 + len(further) :]:
         axis.remove()
-    curves |= {name: textwrap.fill(report.visible(name), 20, max_lines=2, placeholder=" …") for name in further}
+    curves |= {name: textwrap.fill(name, 20, max_lines=2, placeholder=" …") for name in further}
     for i, group in enumerate(groups):
         look = {"color": PALETTE[i % len(PALETTE)], "linestyle": ("-", "--", ":", "-.")[i // len(PALETTE) % 4]}
-        label = report.wrap_heading(method_name(group.label), 1)
+        label = textwrap.fill(method_name(group.label), 100, max_lines=1, placeholder=" …")
         for axis, name in zip(axes, curves):
             draw_curve(axis, group, name, 0.25 if len(groups) < 4 else 0.1, label=label, marker="os^D"[i % 4], **look)
         mean, _, high, _ = zip(*(estimate(group, name) for name in SIZES[:2]))  # (2,) each

@@ -34,13 +34,14 @@ class Adapter(nn.Module):
     A (parts r, inputs) has the parts' A below each other, B (outputs, r) their B.
     """
 
-    def __init__(self, w: Tensor, parts: dict[str, int], rank: int, alpha: float, generator: torch.Generator):
+    def __init__(self, w: Tensor, parts: dict[str, int], rank: int, alpha: float, generator: torch.Generator,
+                 dtype: torch.dtype):
         """w (outputs, inputs). parts: name and rows of each part, in order."""
         super().__init__()
         self.rank, self.alpha, bound = rank, alpha, w.shape[1] ** -0.5
         self.parts, self.sizes = list(parts), list(parts.values())
         A = torch.empty(len(parts) * rank, w.shape[1]).uniform_(-bound, bound, generator=generator)
-        self.A, self.B = nn.Parameter(A.to(w)), nn.Parameter(w.new_zeros(len(w), rank))
+        self.A, self.B = nn.Parameter(A.to(w.device, dtype)), nn.Parameter(w.new_zeros(len(w), rank, dtype=dtype))
 
     def add(self, x: Tensor, y: Tensor) -> Tensor:
         """Add what the adapter makes of x (..., inputs) to y (..., outputs), in place."""
@@ -60,7 +61,7 @@ def add_adapters(model: Qwen2, rank: int, alpha: float, seed: int) -> None:
     for name, w in list(model.requires_grad_(False).named_parameters()):
         layer, _, own = name.rpartition(".")
         if layer and w.dim() == 2:
-            adapter = Adapter(w, parts_of(name, len(w), model.config), rank, alpha, generator)
+            adapter = Adapter(w, parts_of(name, len(w), model.config), rank, alpha, generator, model.dtype)
             setattr(model.get_submodule(layer), own + "_adapter", adapter)
 
 
@@ -101,7 +102,7 @@ def save_adapters(model: Qwen2, folder: Path, base: str) -> None:
 
 def load_adapters(model: Qwen2, folder: str, rank: int, alpha: float, base: str) -> None:
     """Take over A and B from a folder that PEFT wrote; ValueError where they don't fit the model in the folder base."""
-    mine, found = peft_tensors(model), read_adapter(Path(folder), rank, alpha, model.norm.dtype, Path(base))
+    mine, found = peft_tensors(model), read_adapter(Path(folder), rank, alpha, model.dtype, Path(base))
     check_tensors(f"the adapter in {folder}", mine, found)
     for name, x in mine.items():
         x.copy_(found[name])

@@ -119,7 +119,7 @@ def generate(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_token
     limit = torch.full((B,), T, device=device) if limit is None else limit.to(device)  # (B,)
     tokens = torch.zeros(B, T, dtype=torch.long, device=device)
     mask = torch.zeros(B, T, dtype=torch.bool, device=device)
-    facts = wide(model.output_weight.new_zeros(3, B, T))  # log-prob, entropy, logit gradient, in this order
+    facts = wide(torch.zeros(3, B, T, dtype=model.dtype, device=device))  # log-prob, entropy, logit gradient
     ended = torch.zeros(B, dtype=torch.bool, device=device)
     # A tenth faster than no_grad. Autograd refuses what is made inside, so all that is returned was made above.
     with torch.inference_mode():

@@ -62,5 +62,6 @@ class Settings:
     micro_batch: int = 16  # responses in one forward and backward pass; changes memory, not results
     checkpoint_activations: bool = False  # less memory, more time: the backward pass recomputes each layer
     device: str = "cpu"  # any torch device that has float64, such as cuda or cuda:1
-    dtype: str = "float32"  # of the model; the optimizer works on float32 weights in any case
+    dtype: str = "float32"  # of the model's weights; the optimizer works on float32 weights in any case
+    arithmetic: str = ""  # dtype of products; empty: --dtype, but float32 on a processor that is slow in bfloat16
     optimizer_device: str = ""  # cpu: master weights, gradients and moments live there; empty: on --device

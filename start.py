@@ -23,7 +23,8 @@ from methods import MITIGATIONS  # all credit functions, by name: those of mitig
 from methods.heads import HEADS, load_head, save_head
 from mitigations import NORMALIZATIONS
 from plumbing.flags import Arguments, changed, check_device, load_function, parse
-from plumbing.launch import announce, as_if_nothing_was_drawn, check, check_needs, check_puzzles, with_model
+from plumbing.launch import (announce, arithmetic_for, as_if_nothing_was_drawn, check, check_needs, check_puzzles,
+                             with_model)
 from plumbing.metrics import step_columns
 from plumbing.optimizer import Optimizer
 from plumbing.processes import check_equal, join
@@ -39,7 +40,8 @@ from turns import reply
 
 CHOICES = {"reward": ("graded", "random"), "shaping": SHAPINGS, "advantage": ADVANTAGES, "loss": LOSSES,
            "loss_norm": LOSS_NORMS, "normalize": NORMALIZATIONS, "dtype": ("float32", "bfloat16"),
-           "optimizer_device": ("", "cpu"), "old_logprob": ("sampler", "update"), "kl_gradient": KL_GRADIENTS}
+           "arithmetic": ("", "float32", "bfloat16"), "optimizer_device": ("", "cpu"),
+           "old_logprob": ("sampler", "update"), "kl_gradient": KL_GRADIENTS}
 
 
 def start(arguments: list[str], usage: str, assign_credit: Callable, learn: Callable) -> tuple[tuple, dict]:
@@ -53,7 +55,7 @@ def start(arguments: list[str], usage: str, assign_credit: Callable, learn: Call
     folder = resume or Path(s.out or default_folder(s.mitigation, s.seed, differences))
     check(s)
     s = with_model(s)  # so that config.json names the folder
-    policy, training, heldout = prepare(s, hyper_parameters)
+    s, policy, training, heldout = prepare(s, hyper_parameters)
     mitigation = partial(method, **hyper_parameters)
     optimizer = Optimizer(policy.model, s.lr, (s.beta1, s.beta2), s.weight_decay, s.optimizer_device or None)
     columns, own = try_step(policy, optimizer, training, s, partial(assign_credit, mitigation=mitigation, s=s), learn)
@@ -66,7 +68,8 @@ def start(arguments: list[str], usage: str, assign_credit: Callable, learn: Call
                 **{f"{name}_adamw": head.optimizer for name, head in policy.heads.items()}}
     writer = Writer(folder, s, hyper_parameters, learners, partial(save_policy, policy, s), load_function(on_step), own)
     done, row = writer.open(fixed, columns, bool(resume))
-    announce(optimizer.weights.values(), len(training), len(heldout), folder, differences, s, done if resume else None)
+    differences |= {"arithmetic": s.arithmetic} if s.arithmetic != s.dtype else {}
+    announce(optimizer.weights.values(), len(training), len(heldout), folder, differences, done if resume else None)
     return (s, mitigation, policy, training, heldout, optimizer, writer, done), row
 
 
@@ -98,16 +101,17 @@ def try_step(policy: Policy, optimizer: Optimizer, puzzles: list, s: Settings, a
     return row, {*batch.log}
 
 
-def prepare(s: Settings, hyper_parameters: dict) -> tuple[Policy, list, list]:
-    """The policy, and the puzzles to train on and those held out, once it is clear that they work together."""
+def prepare(s: Settings, hyper_parameters: dict) -> tuple[Settings, Policy, list, list]:
+    """The settings with --arithmetic, the policy, the puzzles to train on and those held out; all work together."""
     task = load_task(s.task)
     device = join(s.device)  # connects to the other processes of torchrun; each has its own GPU
+    s = replace(s, arithmetic=s.arithmetic or arithmetic_for(s.dtype, s.device))  # the same in all of them
     training, heldout = load_puzzles(task, s.eval_problems, s.data, s.eval_data)
     # In all processes:
     check_equal(asdict(s) | hyper_parameters | {"data": [puzzle.id for puzzle in training + heldout]})
     policy = load_policy(replace(s, device=device), task, required(s.mitigation, hyper_parameters))
     check_puzzles(policy, puzzles_of_run(training, s), heldout, s)
-    return policy, training, heldout
+    return s, policy, training, heldout
 
 
 def puzzles_of_run(training: list, s: Settings) -> list:
@@ -126,6 +130,7 @@ def load_policy(s: Settings, task: ModuleType | None = None, needs: tuple[str, .
     s, task = with_model(s), task or load_task(s.task)  # `start` has done both; the laboratory calls this alone
     model, tokenizer = load_model(s.model, s.device, getattr(torch, s.dtype)), Tokenizer(s.model)
     model.temperature = s.temperature
+    model.arithmetic = getattr(torch, s.arithmetic or arithmetic_for(s.dtype, s.device))
     model.real_vocab = tokenizer.size  # the embedding may have more rows than there are tokens; they are never sampled
     model.checkpoint_activations = s.checkpoint_activations
     if s.lora_rank:

@@ -19,9 +19,8 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import closing
 from pathlib import Path
-from typing import Callable, Iterable, Iterator, NamedTuple
+from typing import Callable, Iterable, NamedTuple
 
 import numpy as np
 
@@ -29,16 +28,15 @@ from lab import quiet
 from lab.estimates import points
 from lab.statistics import holm
 from plumbing.comparison import Group
-from plumbing.files import replace_file
+from plumbing.files import replace_file, require
 from plumbing.flags import new_parser
 from plumbing.progress import clock, fail, one_sentence
-from plumbing.registry import require
 from plumbing.report import Estimate, Table, t_estimate
 from plumbing.runs import heldout, is_finished, read_config, read_metrics
 
-ABOUT = ("run", "arm", "part", "level", "method", "setting", "command")  # columns of text; some are of older rows
 BY_STEP = ("curve", "spent")  # success, and weighted tokens so far, as `step:value` pairs
 COSTS = {"tokens_sampled": 1, "tokens_read": 1, "tokens_updated": 3}  # in forward passes; a backward pass is two
+FIGURES = ("version", "steps", "area", "start", "end", *COSTS, "seconds")
 NOTE = ("Success in percent, at the end and averaged over training (area), ± half of a 95% interval over seeds; "
         "differences in points, with Welch's. * is significant at 5% after Holm's correction over the column. Equal "
         "cost: until the arm that spent less ended. Cost: weighted tokens, the first arm's = 1.")
@@ -69,8 +67,8 @@ class Room(NamedTuple):
         """The rows of runs.csv by run."""
         file = self.folder / "runs.csv"
         rows = list(csv.DictReader(file.read_text(encoding="utf-8").splitlines())) if file.is_file() else []
-        if any(None in (*row, *row.values()) for row in rows):
-            raise ValueError(f"{file} has a line that is not a row: was a merge conflict left in it?")
+        require(not any(None in (*row, *row.values()) for row in rows),
+                f"{file} has a line that is not a row: was a merge conflict left in it?")
         return {row["run"]: row for row in rows}
 
 
@@ -98,57 +96,60 @@ class Experiment(NamedTuple):
         return (f"python {self.room.program} --mitigation {self.room.arms[self.arm]} {self.room.alike} "
                 f"--seed {self.seed} --out {self.folder}")
 
-    def next_command(self) -> str:
-        """The same, or the one that resumes the run."""
-        return f"python {self.room.program} --resume {self.folder}" if self.folder.is_dir() else self.command
-
 
 # ----------------------------------------------------------------------------------------------- runs, and rows
 
 
-def train_all(runs: list[Experiment], processes: int) -> Iterator[tuple[Experiment, int]]:
-    """Start or resume runs, `processes` at a time; yields each with its exit code when it ends, or is found finished.
-    Nothing runs after this is closed."""
-    waiting, running, paused, threads = list(runs), [], False, max(1, (os.cpu_count() or 1) // processes)
-
-    def tell(number: signal.Signals) -> None:
-        for _, process in running:
-            process.send_signal(number)
-
+def train(room: Room, processes: int) -> None:
+    """Start or resume what has no row, `processes` runs at a time. Nothing runs after this ends, however it does."""
+    rows, running, failed, threads = room.rows(), [], 0, max(1, (os.cpu_count() or 1) // processes)
+    waiting = [e for e in room.runs() if e.folder.name not in rows]
+    print(progress(room, processes), flush=True)
     try:
         while waiting or running:
+            paused = quiet.asked_for()
+            for _, process in running:
+                process.send_signal(signal.SIGSTOP if paused else signal.SIGCONT)
             while waiting and len(running) < processes and not paused:
-                e = waiting.pop(0)
-                if is_finished(e.folder):
-                    yield e, 0
-                else:
-                    running.append((e, start(e, threads)))
+                running.append((waiting[0], start(waiting.pop(0), threads)))
             for e, process in [pair for pair in running if pair[1].poll() is not None]:
                 running.remove((e, process))
-                yield e, process.returncode
-            if quiet.asked_for() != paused:
-                paused = not paused
-                tell(signal.SIGSTOP if paused else signal.SIGCONT)
+                problem = take_over(e, process.returncode)
+                failed += bool(problem)
+                print(f"{progress(room, processes)}  {e.folder.name}: {problem or 'done'}", flush=True)
             time.sleep(quiet.LOOK)
     finally:
-        tell(signal.SIGCONT)  # a paused process would not notice that it is to end
-        tell(signal.SIGTERM)
+        for _, process in running:
+            process.send_signal(signal.SIGCONT)  # a paused one would not notice that it is to end
+            process.terminate()
         for _, process in running:
             process.wait()
+    if failed:
+        fail(f"runs that failed: {failed}; see above, and {e.folder.parent}/*.log")
+
+
+def progress(room: Room, processes: int) -> str:
+    """How many runs are done, and how long the others will take: a fifth more, for evaluation, than those did."""
+    runs, rows = room.runs(), room.rows()
+    took = [float(rows[e.folder.name]["seconds"]) for e in runs if e.folder.name in rows]
+    eta = clock(1.2 * np.mean(took) * (len(runs) - len(took)) / processes) if took else "after the first run"
+    return f"{len(took)}/{len(runs)} runs done, ETA {eta}"
 
 
 def start(e: Experiment, threads: int) -> subprocess.Popen:
-    """Start or resume a run, its output in its log."""
+    """Start or resume a run, its output in its log; nothing is left to do for a finished one."""
     e.folder.parent.mkdir(parents=True, exist_ok=True)
+    command = f"python {e.room.program} --resume {e.folder}" if e.folder.is_dir() else e.command
+    words = ["-c", ""] if is_finished(e.folder) else shlex.split(command)[1:]
     with e.log.open("a") as log:
-        return subprocess.Popen([sys.executable, *shlex.split(e.next_command())[1:]], stdout=log, stderr=log,
+        return subprocess.Popen([sys.executable, *words], stdout=log, stderr=log,
                                 env=os.environ | {"OMP_NUM_THREADS": str(threads)})
 
 
 def make_row(e: Experiment) -> dict:
     """The row of a finished run; ValueError for one with other settings, as after a trial."""
-    if read_config(e.folder)["command"].partition(" --")[2] != e.command.partition(" --")[2]:
-        raise ValueError(f"{e.folder} was made by another command than this room's: move it away")
+    require(read_config(e.folder)["command"].partition(" --")[2] == e.command.partition(" --")[2],
+            f"{e.folder} was made by another command than this room's: move it away")
     curve, metrics = e.room.measure(e.folder), read_metrics(e.folder)
     cost = np.nancumsum(sum(weight * metrics[name] for name, weight in COSTS.items()))  # (steps + 1,) NaN at the start
     steps, values = list(curve), list(curve.values())
@@ -187,33 +188,12 @@ def take_over(e: Experiment, code: int) -> str:
     return ""
 
 
-def progress(room: Room, processes: int) -> str:
-    """How many runs are done, and how long the others will take: a fifth more, for evaluation, than those did."""
-    runs, rows = room.runs(), room.rows()
-    took = [float(rows[e.folder.name]["seconds"]) for e in runs if e.folder.name in rows]
-    eta = clock(1.2 * np.mean(took) * (len(runs) - len(took)) / processes) if took else "after the first run"
-    return f"{len(took)}/{len(runs)} runs done, ETA {eta}"
-
-
-def train(room: Room, processes: int) -> None:
-    """Train what has no row."""
-    rows, failed = room.rows(), 0
-    print(progress(room, processes), flush=True)
-    with closing(train_all([e for e in room.runs() if e.folder.name not in rows], processes)) as ended:
-        for e, code in ended:
-            problem = take_over(e, code)
-            failed += bool(problem)
-            print(f"{progress(room, processes)}  {e.folder.name}: {problem or 'done'}", flush=True)
-    if failed:
-        fail(f"runs that failed: {failed}; see above, and {e.folder.parent}/*.log")
-
-
 # ----------------------------------------------------------------------------------------------------- tables
 
 
 def figures_of(row: dict[str, str]) -> dict:
     """The numbers of a row."""
-    return {name: float(text or "nan") for name, text in row.items() if name not in (*ABOUT, *BY_STEP)} | {
+    return {name: float(row.get(name) or "nan") for name in FIGURES} | {
         name: dict(map(float, point.split(":")) for point in row[name].split()) for name in BY_STEP}
 
 
@@ -244,38 +224,25 @@ def spent(group: Group) -> np.ndarray:
     return np.mean([list(row["spent"].values()) for row in group.rows.values()], 0)
 
 
-def success_at(group: Group, own: Iterable[float], places: Iterable[float]) -> np.ndarray:
-    """Success (seeds, n) of each run at n steps or costs, linear between its own (m,), where it was seen."""
-    return np.array([np.interp(places, own, list(row["curve"].values())) for row in group.rows.values()])
+def apart(a: Group, b: Group, places: Callable[[Group], np.ndarray]) -> Estimate:
+    """The mean success of a group minus another one's, until the last step or cost that both reached.
 
-
-def mean_success(group: Group, own: Iterable[float], places: Iterable[float]) -> np.ndarray:
-    """The mean (seeds,) over places of `success_at`."""
-    return np.trapezoid(success_at(group, own, places), places) / np.ptp(places)
+    A line between two measurements lies below a concave curve, and further below where they are far apart. So both are
+    read at the places (m,) of the group whose measurements are further apart.
+    """
+    sides = [(group, places(group)) for group in (a, b)]
+    last = min(own[-1] for _, own in sides)
+    coarser = max((own for _, own in sides), key=lambda own: own[1])
+    shared = np.append(coarser[coarser < last * (1 - 1e-9)], last)  # (n,)
+    curves = ([np.interp(shared, own, list(row["curve"].values())) for row in group.rows.values()]
+              for group, own in sides)  # (seeds, n) each, linear between the measurements
+    return t_estimate(*(np.trapezoid(curve, shared) / np.ptp(shared) for curve in curves))
 
 
 def difference(a: Group, b: Group, figure: str = "area") -> Estimate:
-    """A group minus another one in a figure, with Welch's interval. After as many steps, areas are read at the steps
-    of the group that was measured less often, as at equal cost."""
-    first, second = (measured(group).tolist() for group in (a, b))
-    if figure != "area" or first == second or first[-1] != second[-1]:
-        return t_estimate(a.values(figure), b.values(figure))
-    steps = min(first, second, key=len)
-    return t_estimate(mean_success(a, first, steps), mean_success(b, second, steps))
-
-
-def at_equal_cost(a: Group, b: Group) -> dict[str, float | Estimate]:
-    """The largest `cost` that both groups reached, and their difference there (`end`) and until there (`area`).
-
-    A line between two measurements lies below a concave curve, and further below where they are far apart. So both are
-    read at the costs of the group whose measurements are further apart.
-    """
-    sides = [(group, spent(group)) for group in (a, b)]  # with the cost (m,) of each measurement
-    cost = float(min(own[-1] for _, own in sides))
-    coarser = max((own for _, own in sides), key=lambda own: own[1])
-    costs = np.append(coarser[coarser < cost * (1 - 1e-9)], cost)  # (n,)
-    return {"cost": cost, "end": t_estimate(*(success_at(*side, [cost])[:, 0] for side in sides)),
-            "area": t_estimate(*(mean_success(*side, costs) for side in sides))}
+    """A group minus another one in a figure, with Welch's interval."""
+    alike = figure != "area" or np.array_equal(measured(a), measured(b))
+    return t_estimate(a.values(figure), b.values(figure)) if alike else apart(a, b, measured)
 
 
 def make_table(title: str, note: str, columns: dict[str, dict[str, Estimate | str]], corrected: tuple[str, ...] = (),
@@ -299,7 +266,7 @@ def write_tables(room: Room) -> None:
         "seeds": {g.label: f"{len(g.rows)}" for g in ordered},
         **{figure: {g.label: t_estimate(g.values(figure)) for g in ordered} for figure in ("end", "area")},
         minus: {g.label: difference(g, first) for g in others},
-        "equal cost": {g.label: at_equal_cost(g, first)["area"] for g in others},
+        "equal cost": {g.label: apart(g, first, spent) for g in others},
         "cost": {g.label: f"{spent(g)[-1] / spent(first)[-1]:.2f}" for g in ordered}},
         (minus, "equal cost"))), encoding="utf-8")
 

@@ -20,10 +20,10 @@ LIMIT = Settings.max_new_tokens
 
 def sample(policy: Policy, puzzles: list, answers: int, key: tuple[int, int]) -> TokenBatch:
     """Responses to puzzles; key: seed and step. The policy is its own reference."""
-    seed, step = key
+    policy, (seed, step) = policy._replace(reference=policy.model), key
     s = Settings(seed=seed, answers=answers, max_new_tokens=LIMIT)
-    batch = rollout(policy._replace(reference=policy.model), puzzles, s, step)
-    batch.ask = Queries(policy._replace(reference=policy.model), batch, s, step)
+    batch = rollout(policy, puzzles, s, step)
+    batch.ask = Queries(policy, batch, s, step)
     batch.advantage = compare(batch)
     return batch
 
@@ -34,8 +34,11 @@ def fitted_methods(task: ModuleType, heads: Iterable[str] = FITTED) -> dict[str,
             if name != "oracle" and not lacking(required(name, {}), task, heads)}
 
 
-def fit(policy: Policy, batches: int) -> dict[str, Critic | Importance]:
-    """The heads FITTED, by name, after they learned from batches of a fixed model's responses."""
+def find_heads(folder: Path, policy: Policy, batches: int) -> dict[str, Critic | Importance]:
+    """The heads FITTED in a folder, or new ones that learned from batches of a fixed model's responses, saved there."""
+    if all((folder / f"{name}.safetensors").is_file() for name in FITTED):
+        return {name: load_head(name, folder, policy.model) for name in FITTED}
+    print(f"no critic in {folder}: fitting one to {batches} batches of responses", flush=True)
     size, device = policy.model.config.hidden_size, policy.model.output_weight.device
     heads = {name: HEADS[name](size).to(device) for name in FITTED}
     puzzles = policy.task.load("train", SIZE * PUZZLES)
@@ -43,15 +46,6 @@ def fit(policy: Policy, batches: int) -> dict[str, Critic | Importance]:
         batch = sample(policy, puzzles[i % PUZZLES :: PUZZLES], 1, (0, i + 1))
         for head in heads.values():
             head.learn(batch)
-    return heads
-
-
-def find_heads(folder: Path, policy: Policy, batches: int) -> dict[str, Critic | Importance]:
-    """The heads FITTED in a folder, or new ones, fitted and saved there."""
-    if all((folder / f"{name}.safetensors").is_file() for name in FITTED):
-        return {name: load_head(name, folder, policy.model) for name in FITTED}
-    print(f"no critic in {folder}: fitting one to {batches} batches of responses", flush=True)
-    heads = fit(policy, batches)
     for name, head in heads.items():
         save_head(name, head, folder)
     return heads

@@ -33,16 +33,17 @@ def rooms() -> dict[str, list[dict[str, str]]]:
     return found
 
 
-def make(commit: str, command: str, files: list[str], folder: str) -> None:
-    """Unpack a commit of this repository, and run a command there without the files that it is to write."""
+def make(rows: list[dict[str, str]], folder: str) -> None:
+    """Unpack a room's commit of this repository, and run its command there without the files that it is to write."""
+    commit, command = rows[0]["commit"], rows[0]["command"]
     try:
         packed = subprocess.run(["git", "-C", ROOT, "archive", commit], capture_output=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError):
         raise ValueError(f"commit {commit[:7]} is not here: clone the repository with its whole history") from None
     with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
         archive.extractall(folder, filter="data")
-    for file in files:
-        Path(folder, file).unlink(missing_ok=True)
+    for row in rows:
+        Path(folder, row["file"]).unlink(missing_ok=True)
     done = subprocess.run([sys.executable, *shlex.split(command)[1:]], cwd=folder, capture_output=True, text=True)
     if done.returncode:
         raise ValueError(f"{command} failed: {(done.stderr.strip() or 'it said nothing').splitlines()[-1]}")
@@ -69,12 +70,10 @@ def main() -> None:
     parser.add_argument("room", nargs="?", choices=frozen, help="a room of lab/frozen.csv")
     if not (room := parser.parse_args().room):
         return print("\n".join(f"{name}: {rows[0]['command']}" for name, rows in frozen.items()))
-    said, first = [], frozen[room][0]
     with tempfile.TemporaryDirectory() as folder:
-        make(first["commit"], first["command"], [row["file"] for row in frozen[room]], folder)
-        for row in frozen[room]:
-            said.append(verdict(Path(folder, row["file"]), ROOT / row["file"], row["sha256"]))
-            print(f"{row['file']}: {said[-1]}", flush=True)
+        make(frozen[room], folder)
+        said = [verdict(Path(folder, row["file"]), ROOT / row["file"], row["sha256"]) for row in frozen[room]]
+    print("\n".join(f"{row['file']}: {words}" for row, words in zip(frozen[room], said)), flush=True)
     if not all(words.startswith("equal") for words in said):
         fail(f"not all of {room} came out again")
 

@@ -4,7 +4,7 @@ from typing import Callable
 
 import numpy as np
 
-from plumbing.report import Estimate, ratio
+from plumbing.report import Estimate
 
 RESAMPLES = 2000  # of the bootstrap
 
@@ -36,21 +36,6 @@ def jackknife(statistic: Callable[[np.ndarray], float], n: int) -> Estimate:
     value = statistic(np.ones(n, bool))
     error = np.sqrt((n - 1) / n * ((parts - parts.mean()) ** 2).sum())
     return Estimate(value, value - 1.96 * error, value + 1.96 * error)
-
-
-def spread_within(credit: np.ndarray, response: np.ndarray) -> dict[str, float]:
-    """How unequally credit (N,) is spread over the tokens of each response (N,).
-
-    effective sample size: (sum w)^2 / (L sum w^2) with w = abs(credit), averaged over the responses with any credit:
-    1 where all L tokens receive the same, 1 / L where one receives all.
-    varies within: sum (credit - mean of its response)^2 / sum credit^2.
-    """
-    length = np.bincount(response)  # (responses,), as all below
-    size, square, signed = (np.bincount(response, x) for x in (np.abs(credit), credit**2.0, credit))
-    credited = square > 0
-    effective = ratio((size[credited] ** 2 / (length[credited] * square[credited])).sum(), credited.sum())
-    within = square.sum() - (signed**2 / np.maximum(length, 1)).sum()  # sum (c - mean)^2 = sum c^2 - (sum c)^2 / L
-    return {"effective sample size": effective, "varies within": ratio(within, square.sum())}
 
 
 def ranks(x: np.ndarray) -> np.ndarray:

@@ -2,7 +2,6 @@
 import json
 import os
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -20,8 +19,9 @@ from plumbing.report import Estimate, t_estimate
 from plumbing.runs import read_metrics
 from tests.fixtures import refused
 
-ROOT = Path(arms.__file__).parents[1]
-SMALL = "--steps 2 --questions 2 --answers 2 --eval_every 0 --eval_problems 4 --max_new_tokens 24 --state_every 1"
+TRAIN = Path(arms.__file__).parents[1] / "train.py"
+SMALL = ("--steps 2 --questions 2 --answers 2 --eval_every 0 --eval_problems 4 --max_new_tokens 24 --state_every 1 "
+         "--pass_at 0")
 HALF = "outcome_conditional --think_discount 0.25 --normalize none --lr 0.0001"
 
 
@@ -32,25 +32,15 @@ def room(tmp_path, monkeypatch):
     monkeypatch.setattr(quiet, "LOCK", tmp_path / "lock")  # whoever measures on this machine does not stop the tests
     monkeypatch.setattr(quiet, "LOOK", 0.02)
     (tmp_path / "room").mkdir()
-    return Room(tmp_path / "room", SMALL, range(2), {"RLOO": "none --advantage rloo", "half": HALF},
-                program=str(ROOT / "train.py"))
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """The folder of a small finished run of the second arm."""
-    folder = tmp_path_factory.mktemp("trained")
-    e = Experiment(Room(Path("room"), SMALL, (1,), {"half": HALF}, program=str(ROOT / "train.py")), "half", 1)
-    subprocess.run([sys.executable, *e.command.split()[1:]], cwd=folder, check=True, capture_output=True)
-    return folder / e.folder
+    return Room(tmp_path / "room", SMALL, range(2), {"RLOO": "none --advantage rloo", "half": HALF}, program=str(TRAIN))
 
 
 @pytest.fixture
-def finished(room, trained):
-    """The finished run, copied into the room."""
-    e = Experiment(room, "half", 1)
-    shutil.copytree(trained, e.folder)
-    return e
+def interruptible():
+    """SIGINT raises KeyboardInterrupt, also in a job in a shell's background, which would ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def rows_of(room, **others):
@@ -63,45 +53,9 @@ def write(room, rows):
     arms.write_rows(rows, room.folder / "runs.csv")
 
 
-def test_a_row_says_what_the_run_was_and_gave(finished):
-    """Guards against figures under wrong names, a setting left out, and large files that stay."""
-    assert arms.take_over(finished, 0) == ""
-    (row,), metrics = finished.room.rows().values(), read_metrics(finished.folder)
-    assert row["command"] == f"python {ROOT}/train.py --mitigation {HALF} {SMALL} --seed 1 --out {finished.folder}"
-    assert (row["run"], row["arm"], row["seed"], row["version"]) == (finished.folder.name, "half", "1", "3")
-    cost = metrics["tokens_sampled"] + metrics["tokens_read"] + 3 * metrics["tokens_updated"]
-    start, end = metrics["heldout_success"][[0, 2]]
-    figures = arms.figures_of(row)
-    assert figures["curve"] == {0: start, 2: end} and figures["spent"] == {0: 0, 2: cost[1] + cost[2]}
-    assert (figures["start"], figures["end"], figures["steps"]) == (start, end, 2)
-    assert figures["area"] == pytest.approx((start + end) / 2) and figures["tokens_updated"] == np.nansum(
-        metrics["tokens_updated"]) and figures["seconds"] == pytest.approx(np.nansum(metrics["seconds"]), rel=1e-6)
-    assert not any((finished.folder / name).exists() for name in ("credit", "state.pt"))
-    assert (finished.folder / "checkpoint" / "model.safetensors").is_file()
-
-
-def test_a_finished_run_is_taken_over_once_and_others_are_kept(finished, monkeypatch):
-    """Guards against a row lost or twice, columns of older rows that vanish, and a file left beside."""
-    room = finished.room
-    old = rows_of(room, gone="one, two")[0]
-    write(room, [old])
-    for _ in range(2):  # as if another process had been faster
-        assert arms.take_over(finished, 0) == ""
-    first, last = room.rows().values()
-    assert {name: first[name] for name in old} == old and (last["run"], last["gone"]) == (finished.folder.name, "")
-    assert [file.name for file in room.folder.iterdir()] == ["runs.csv"]
-
-
-def test_a_run_with_other_settings_is_not_taken_over(finished):
-    """Guards against a row of a command that somebody tried with fewer steps."""
-    config = finished.folder / "config.json"
-    config.write_text(config.read_text().replace("--steps 2", "--steps 3"))
-    assert "made by another command" in arms.take_over(finished, 0) and not finished.room.rows()
-
-
 def test_what_is_left_is_trained_or_resumed_seeds_first(room, monkeypatch, capsys):
-    """Guards against a run made again, seeds of one arm first, and a started run that begins anew."""
-    started, runs = [], room.runs()
+    """Guards against a run made again, seeds of one arm first, a started run that begins anew, and a start in quiet."""
+    started, looks, runs = [], [], room.runs()
     assert [(e.seed, e.arm) for e in runs] == [(0, "RLOO"), (0, "half"), (1, "RLOO"), (1, "half")]
     write(room, rows_of(room)[:1])
     for e, final in ((runs[1], {"step": 2, "pass@16": 0.5}), (runs[2], None)):
@@ -110,31 +64,27 @@ def test_what_is_left_is_trained_or_resumed_seeds_first(room, monkeypatch, capsy
         (e.folder / "config.json").write_text(json.dumps({"settings": settings, "method": {}, "inputs": {}}))
         if final:
             (e.folder / "final.json").write_text(json.dumps(final))
-    monkeypatch.setattr(arms, "start", lambda e, _: started.append(e.next_command()) or subprocess.Popen(["true"]))
+    popen = subprocess.Popen
+    monkeypatch.setattr(arms.subprocess, "Popen", lambda words, **_: started.append(words[1:]) or popen(["true"]))
     monkeypatch.setattr(arms, "take_over", lambda e, code: "")
+    monkeypatch.setattr(quiet, "asked_for", lambda: not looks.append(len(started)) and len(looks) < 3)
     arms.train(room, 1)
-    assert started == [f"python {ROOT}/train.py --resume {runs[2].folder}", runs[3].command]
+    assert looks[:3] == [0, 0, 0]  # asked for at the first two looks
+    assert started == [["-c", ""], [str(TRAIN), "--resume", str(runs[2].folder)], shlex.split(runs[3].command)[1:]]
     assert capsys.readouterr().out.splitlines()[0] == "1/4 runs done, ETA 6:00"  # 1.2 * 100 * 3 seconds
 
 
-@pytest.fixture
-def interruptible():
-    """SIGINT raises KeyboardInterrupt, also in a job in a shell's background, which would ignore it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 def test_runs_pause_for_quiet_and_end_with_the_program(room, monkeypatch, interruptible):
-    """Guards against runs that disturb a measurement, stay paused, or outlive a Ctrl-C."""
+    """Guards against runs that disturb a measurement, stay paused, or outlive a Ctrl-C, and more of them than asked."""
     counting = "import itertools, time\nfor i in itertools.count():\n    print(i, flush=True)\n    time.sleep(0.01)"
-    monkeypatch.setattr(Experiment, "next_command", lambda e: f"python -c {shlex.quote(counting)}")
-    e = room.runs()[0]
-    size, found, deadline = lambda: len(e.log.read_text()) if e.log.is_file() else 0, [], time.monotonic() + 20
+    monkeypatch.setattr(Experiment, "command", f"python -c {shlex.quote(counting)}")
+    monkeypatch.setattr(quiet, "LOOK", 0.1)  # on a busy machine a look comes late
+    first, second, third, _ = room.runs()
+    size, found, deadline = lambda e=second: len(e.log.read_text()) if e.log.is_file() else 0, [], time.monotonic() + 20
 
     def measure():
         """Ask for quiet once the run writes, look twice how much it has written, and stop the study once it goes on."""
-        while size() == 0 and time.monotonic() < deadline:
+        while not (size() and size(first)) and time.monotonic() < deadline:
             time.sleep(0.01)
         with quiet.quiet():
             found.append(size())
@@ -146,21 +96,11 @@ def test_runs_pause_for_quiet_and_end_with_the_program(room, monkeypatch, interr
 
     threading.Thread(target=measure, daemon=True).start()
     with pytest.raises(KeyboardInterrupt):
-        list(arms.train_all([e], 1))
+        arms.train(room, 2)
     ended = size()
-    assert found[0] == found[1] < ended
+    assert found[0] == found[1] < ended and not size(third)
     time.sleep(0.1)
     assert size() == ended
-
-
-def test_a_run_that_fails_is_named_and_the_others_continue(finished, capsys):
-    """Guards against a room that ends with its first broken run, or passes over it in silence."""
-    room = finished.room._replace(seeds=(1,), arms={"broken": "vineppo --k 0", "half": HALF})
-    assert "error: runs that failed: 1; see" in refused(arms.train, room, 1)
-    begun, broken, done = capsys.readouterr().out.splitlines()
-    assert begun == "0/2 runs done, ETA after the first run"
-    assert "ended with code 1" in broken and "error: --k must be" in broken
-    assert "1/2 runs done" in done and f"{finished.folder.name}: done" in done
 
 
 # ----------------------------------------------------------------------------------------------------- tables
@@ -178,21 +118,20 @@ def test_both_curves_are_read_where_the_coarser_one_was_measured():
     instead of cost: until 300, the second group's mean is 0.45 by its own measurements."""
     coarse = group([(0, 0.2), (200, 0.6), (400, 0.6)], [(0, 0.2), (200, 0.8), (400, 0.8)])
     fine = group(*[[(0, 0.2), (100, 0.5), (200, y), (300, y)] for y in (0.5, 0.6)])
-    ends, areas = t_estimate(np.array([0.6, 0.8]), np.array([0.5, 0.6])), t_estimate(
-        np.array([(0.4 * 2 + 0.6) / 3, (0.5 * 2 + 0.8) / 3]), np.array([(0.35 * 2 + 0.5) / 3, (0.4 * 2 + 0.6) / 3]))
-    found, other = arms.at_equal_cost(coarse, fine), arms.at_equal_cost(fine, coarse)
-    assert found == {"cost": 300, "end": pytest.approx(ends), "area": pytest.approx(areas)}
-    assert [other["end"].value, other["area"].value] == pytest.approx([-ends.value, -areas.value])
+    expected = t_estimate(np.array([(0.4 * 2 + 0.6) / 3, (0.5 * 2 + 0.8) / 3]),
+                          np.array([(0.35 * 2 + 0.5) / 3, (0.4 * 2 + 0.6) / 3]))
+    assert arms.apart(coarse, fine, arms.spent) == pytest.approx(expected)
+    assert arms.apart(fine, coarse, arms.spent).value == pytest.approx(-expected.value)
 
 
-def test_areas_are_subtracted_over_the_same_measurements():
+def test_areas_are_subtracted_over_the_same_steps():
     """Guards against a lead that comes from measuring more often, and a shorter run that is stretched."""
-    a = Group("a", {0: {"curve": {0: 0.0, 10: 0.6, 20: 0.6}, "area": 0.45}, 1: {"curve": {0: 0.0, 10: 0.4, 20: 0.6},
-                                                                                    "area": 0.35}})
-    b = Group("b", {0: {"curve": {0: 0.0, 20: 0.5}, "area": 0.25}})
+    a, b, longer = (Group("", dict(enumerate({"curve": curve, "end": end} for curve, end in runs))) for runs in (
+        [({0: 0.0, 10: 0.6, 20: 0.6}, 1.0), ({0: 0.0, 10: 0.4, 20: 0.6}, 0.5)], [({0: 0.0, 20: 0.5}, 0.25)],
+        [({0: 0.0, 40: 0.5}, 0.5)]))
     assert arms.difference(a, b).value == pytest.approx(0.3 - 0.25)  # both from 0 to the end
-    longer = Group("c", {0: {"curve": {0: 0.0, 40: 0.5}, "area": 0.25}})
-    assert arms.difference(a, longer).value == pytest.approx(0.4 - 0.25)
+    assert arms.difference(a, longer).value == pytest.approx(0.3 - 0.125)
+    assert arms.difference(a, b, "end").value == pytest.approx(0.75 - 0.25)
 
 
 def test_asterisks_are_corrected_over_their_column():
@@ -234,3 +173,39 @@ def test_what_cannot_be_compared_is_refused_in_one_sentence(room):
     (room.folder / "runs.csv").write_text("run,version\n<<<<<<< HEAD\n")
     with pytest.raises(ValueError, match="^[^\n]*merge[^\n]*$"):
         room.rows()
+
+
+def test_a_room_is_trained_and_its_rows_say_what_the_runs_gave(room, capsys):
+    """Guards against figures under wrong names, a setting left out, large files that stay, a run that fails in silence
+    or ends the room, one made by another command, a row lost or written twice, columns of older rows that vanish."""
+    room = room._replace(seeds=(1,), arms={"broken": "vineppo --k 0", "half": HALF})
+    old = rows_of(room._replace(seeds=(7,)), gone="one, two")[0]
+    write(room, [old])
+    assert "error: runs that failed: 1; see" in refused(arms.train, room, 1)
+    begun, broken, done = capsys.readouterr().out.splitlines()
+    assert begun == "0/2 runs done, ETA after the first run"
+    assert "ended with code 1" in broken and "error: --k must be" in broken
+    e = room.runs()[1]
+    assert "1/2 runs done" in done and f"{e.folder.name}: done" in done
+    first, row = room.rows().values()
+    assert {name: first[name] for name in old} == old and row["gone"] == ""
+    assert row["command"] == f"python {TRAIN} --mitigation {HALF} {SMALL} --seed 1 --out {e.folder}"
+    assert (row["run"], row["arm"], row["seed"], row["version"]) == (e.folder.name, "half", "1", "3")
+    metrics, figures = read_metrics(e.folder), arms.figures_of(row)
+    cost = metrics["tokens_sampled"] + metrics["tokens_read"] + 3 * metrics["tokens_updated"]
+    start, end = metrics["heldout_success"][[0, 2]]
+    assert figures["curve"] == {0: start, 2: end} and figures["spent"] == {0: 0, 2: cost[1] + cost[2]}
+    assert (figures["start"], figures["end"], figures["steps"]) == (start, end, 2)
+    assert figures["area"] == pytest.approx((start + end) / 2)
+    assert figures["tokens_updated"] == np.nansum(metrics["tokens_updated"])
+    assert figures["seconds"] == pytest.approx(np.nansum(metrics["seconds"]), rel=1e-6)
+    peak = e._replace(room=room._replace(measure=lambda _: {0: 0.0, 1: 0.6, 2: 0.0}))
+    assert arms.make_row(peak)["area"] == "0.3"
+    assert not any((e.folder / name).exists() for name in ("credit", "state.pt"))
+    assert (e.folder / "checkpoint" / "model.safetensors").is_file()
+    assert arms.take_over(e, 0) == "" and [file.name for file in room.folder.iterdir()] == ["runs.csv"]
+    assert len((room.folder / "runs.csv").read_text().splitlines()) == 3  # as if another process had been faster
+    write(room, [old])
+    config = e.folder / "config.json"
+    config.write_text(config.read_text().replace("--steps 2", "--steps 3"))
+    assert "made by another command" in arms.take_over(e, 0) and len(room.rows()) == 1

@@ -41,7 +41,7 @@ REFUSED = {
 def test_a_wrong_command_is_refused_in_one_sentence(program, words, said, refusal, tmp_path, monkeypatch):
     """Guards against a traceback, or minutes of work, before the user learns what is wrong."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(heads, "fit", lambda *_: pytest.fail("it began to work"))
+    monkeypatch.setattr(heads, "sample", lambda *_: pytest.fail("it began to work"))
     monkeypatch.setattr(arms.subprocess, "Popen", lambda *_, **__: pytest.fail("it began to work"))
     assert said in refusal(program, *words.split())
 
@@ -76,7 +76,7 @@ def test_a_command_of_the_pages_runs(program, tmp_path, monkeypatch, capsys):
     def turn(name, process, case, seed):
         """A contestant in this process; its rate is how many tokens it sampled."""
         monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps(case | {"seed": seed})))
-        contestants.work(process.enter_result)
+        contestants.work(process)
         return json.loads(capsys.readouterr().out.splitlines()[-1])[0]
 
     monkeypatch.setattr(benchmark, "turn", turn)

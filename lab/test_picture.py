@@ -3,48 +3,36 @@ import numpy as np
 import pytest
 
 from lab import picture
+from tests.fixtures import check_texts
 
-REWARDS = [[1.1, 0.1, 1.1], [0.1, 0.0, 0.0], [0.1, 0.1, 0.1]]  # of three puzzles; the second one's are for format
-
-
-def make_truth(pieces=(" Try", " 3", " +", " 4", "</think>", "\n", "<answer>", "7", "")):
-    """What lab/truth/measure.py writes of them, with random numbers: nine responses to three puzzles."""
-    rng, reward = np.random.default_rng(0), np.array(REWARDS)
-    L, N = len(pieces), len(pieces) * reward.size
-    A = (reward - reward.mean(1, keepdims=True)) / (reward.std(1, keepdims=True) + 1e-4)
-    V = rng.uniform(0, 1, (reward.size, L + 1))
-    V[:, -1] = reward.ravel() > 1
-    return {"response": np.repeat(np.arange(reward.size), L), "position": np.tile(np.arange(L), reward.size),
-            "group": np.repeat([0, 1, 2], 3 * L),
-            "advantage": A.repeat(L), "reward": reward.repeat(L), "success": (reward > 1).repeat(L),
-            "value": V[:, :-1].ravel(), "value_error": rng.uniform(0, 0.1, N), "a_star": np.diff(V).ravel(),
-            "piece": np.tile(pieces, reward.size),
-            "prompts": np.repeat(["[3, 4] -> 7", "[1, 2] -> 9", "[5, 5] -> 1"], 3)}
+PIECES = (" Try", " 3", " +", " 4", "</think>", "\n", "<answer>", "7", "")
 
 
-@pytest.mark.parametrize("pieces", [make_truth.__defaults__[0], (" +", " 4", "")], ids=len)
-def test_picture_shows_tokens_shades_and_V(pieces, tmp_path, figures):
-    """Guards against shades or steps that are off by a token, or of another response or measure; short ones crashed."""
-    truth, L = make_truth(pieces), len(pieces)
-    pair = picture.examples(truth)
-    picture.draw(truth, tmp_path / "a.png")
-    axes, drawn = figures[0].axes, np.concatenate(pair)
-    assert [truth["success"][rows[0]] for rows in pair] == [True, False]
-    for i, rows in enumerate(pair):
-        *texts, bottom = axes[3 * i : 3 * i + 3]
-        for text, name in zip(texts, ("a_star", "advantage")):
-            share = truth[name][rows] / picture.scale_of(truth[name][drawn])
-            assert [t.get_text() for t in text.texts[-L:]] == [p.replace("\n", "↵") or "■" for p in truth["piece"][:L]]
-            assert [patch.get_facecolor() for patch in text.patches] == [picture.SHADES(0.5 + x / 2) for x in share]
-        assert bottom.lines[0].get_ydata() == pytest.approx([*truth["value"][rows], 1.0 - i])
-        named = {float(text.get_text().split()[-1].replace("−", "-")) for text in bottom.texts}
-        a_star = truth["a_star"][rows]
-        assert named == {round(x, 2) for x in a_star[picture.landmarks(a_star)]}
+@pytest.mark.parametrize("pieces", [PIECES, (" +", " 4", "")], ids=len)
+def test_picture_shows_tokens_and_shades(pieces, tmp_path, figures):
+    """Guards against shades that are off by a token, or of another response or measure, and tokens that vanish or
+    overlap."""
+    rng, L = np.random.default_rng(0), len(pieces)  # four responses to two puzzles; the last but one is right
+    truth = {"response": np.repeat(np.arange(4), L), "position": np.tile(np.arange(L), 4),
+             "advantage": np.repeat([0.0, 0.0, 1.5, -0.5], L), "success": np.repeat([0, 0, 1, 0], L),
+             "a_star": rng.normal(size=4 * L), "piece": np.tile(pieces, 4),
+             "prompts": np.repeat(["3 -> 7", "1 -> 9"], 2)}
+    truth["a_star"][-1] = 9.0  # the wrong response with the largest A*
+    for credit, name in ((None, "GRPO's credit"), (rng.normal(size=4 * L), "credit of mine")):
+        picture.draw(truth, tmp_path / "a.png", credit, *([] if credit is None else [name]))
+        figure = figures[-1]
+        check_texts(figure)
+        for i, (rows, verdict) in enumerate(((slice(2 * L, 3 * L), "right"), (slice(3 * L, 4 * L), "wrong"))):
+            for axis, values, caption in zip(figure.axes[2 * i : 2 * i + 2], (
+                    truth["a_star"], truth["advantage"] if credit is None else credit), ("A*", name), strict=True):
+                shares = values[rows] / np.percentile(np.abs(values[2 * L :]), 99)
+                assert axis.get_title(loc="left").startswith(f"1 → 9, {verdict}: {caption}, ")
+                assert [t.get_text() for t in axis.texts] == [p.replace("\n", "↵") or "■" for p in pieces]
+                assert [patch.get_facecolor() for patch in axis.patches] == list(map(tuple, picture.SHADES(
+                    0.5 + shares / 2)))
 
 
-def test_landmarks_are_large_and_far_apart():
-    """Guards against texts that cover each other, and names of tokens that changed nothing."""
-    a_star = np.zeros(70)
-    a_star[[5, 15, 16, 30, 45, 46, 60, 69]] = 0.5, -0.45, 0.4, 0.1, -0.9, 0.8, 0.3, 0.2
-    assert picture.landmarks(a_star) == [45, 5, 16, 60]
-    assert picture.landmarks(np.array([0.09, 0.5, -0.11, 0.2])) == [1, 3, 2]
+def test_tokens_are_wrapped_without_loss():
+    """Guards against a token that overlaps its neighbour, or is pushed to the next line though it fits."""
+    placed = picture.place_tokens(["a" * 80, "bcde", "f", "\n", "", "y"])
+    assert placed == [(0, 0, "a" * 80), (80, 0, "bcde"), (0, 1, "f"), (1, 1, "↵"), (0, 2, "■"), (1, 2, "y")]

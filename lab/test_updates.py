@@ -16,18 +16,18 @@ from settings import Settings
 
 def test_updates_are_plain_autograd_s(tokenizer, random_model, exact):
     """Guards against gradients of another credit, puzzle, response or token."""
-    puzzles = [Puzzle((4, 3, 5), 8), Puzzle((7, 18, 2, 11), 36)]
+    puzzles, s = [Puzzle((4, 3, 5), 8), Puzzle((7, 18, 2, 11), 36)], Settings(answers=3, max_new_tokens=9)
     policy = Policy(random_model, tokenizer, countdown_task)
-    batch = rollout(policy, puzzles, Settings(answers=3, max_new_tokens=9), step=0)
-    batch.ask = Queries(policy, batch, Settings(answers=3, max_new_tokens=9), 0)
+    batch = rollout(policy, puzzles, s, step=0)
+    batch.ask = Queries(policy, batch, s, 0)
     batch.mask[4, 3:] = False
     logprob = plain_logprobs(random_model, [policy.prompt(puzzles[g]) for g in batch.group], batch.tokens, batch.mask)
     credits = np.random.default_rng(0).normal(size=(2, int(batch.mask.sum())))
-    parts = updates.updates_of(list(credits), batch)  # (2, 2, P)
-    for credit, of_puzzles in zip(credits, parts, strict=True):
-        weighted = (logprob[batch.mask] * torch.from_numpy(credit), batch.group[:, None].expand_as(logprob)[batch.mask])
-        for puzzle, gradient in enumerate(of_puzzles):
-            expected = flat_gradient(random_model, weighted[0][weighted[1] == puzzle].sum()).numpy()
+    for credit, parts in zip(credits, updates.updates_of(list(credits), batch), strict=True):  # (2, P)
+        weighted = torch.zeros_like(logprob)
+        weighted[batch.mask] = logprob[batch.mask] * torch.from_numpy(credit)
+        for puzzle, gradient in enumerate(parts):
+            expected = flat_gradient(random_model, weighted[batch.group == puzzle].sum()).numpy()
             assert gradient == pytest.approx(expected, abs=1e-8 * np.abs(expected).max())
 
 

@@ -4,10 +4,9 @@ chosen credit function. A flag that can't work ends the program with one sentenc
 import difflib
 import importlib
 import inspect
-import re
 from argparse import ArgumentParser, ArgumentTypeError, RawDescriptionHelpFormatter
 from pathlib import Path
-from typing import Any, Callable, Iterable, NamedTuple
+from typing import Any, Callable, NamedTuple
 
 import torch
 
@@ -19,23 +18,6 @@ from plumbing.runs import read_config
 from settings import Settings
 
 OTHERS = {"resume": Path, "config": Path, "on_step": str}  # flags that are no settings of a run, see train.py
-# What TRL and verl call a flag, see docs/trl.md; without a flag in front, what has no equal.
-ELSEWHERE = {
-    "--answers": "num_generations n", "--questions": "generation_batch_size train_batch_size",
-    "--updates_per_batch": "num_iterations ppo_epochs", "--max_new_tokens": "max_completion_length max_response_length",
-    "--lr": "learning_rate", "--linear_decay": "lr_scheduler_type", "--steps": "max_steps", "--out": "output_dir",
-    "--model": "model_name_or_path", "--micro_batch": "per_device_train_batch_size", "--dtype bfloat16": "bf16",
-    "--checkpoint_activations": "gradient_checkpointing", "--lora_rank": "lora_r", "--checkpoint_every": "save_steps",
-    "--eval_every": "eval_steps", "--kl with --kl_gradient unbiased": "beta", "--kl": "use_kl_loss kl_loss_coef",
-    "--shaping": "use_kl_in_reward kl_penalty overlong_buffer", "--shaping_beta": "kl_coef penalty_factor",
-    "--kl_gradient": "use_bias_correction_kl kl_loss_type", "--loss or --loss_norm": "loss_type", "--loss": "loss_mode",
-    "--loss_norm": "loss_agg_mode", "--loss gspo": "importance_sampling_level", "--clip_low": "clip_ratio_low",
-    "--advantage": "scale_rewards adv_estimator norm_adv_by_std_in_grpo", "--clip_high": "epsilon_high clip_ratio_high",
-    "--clip_low with --clip_high": "epsilon clip_ratio", "--skip_unfinished": "mask_truncated_completions",
-    "--mitigation entropy_masking": "top_entropy_quantile",
-    "": "delta off_policy_mask_threshold sync_ref_model reward_weights multi_objective_aggregation entropy_coef "
-        "use_adaptive_entropy vllm_importance_sampling_correction tools clip_ratio_c ppo_mini_batch_size "
-        "steps_per_generation gradient_accumulation_steps"}
 
 
 class Arguments(NamedTuple):
@@ -61,10 +43,10 @@ def parse(arguments: list[str], defaults: Settings, methods: dict, choices: dict
         words = words_of(given.resume, read_config(given.resume), words, defaults) + words
         parser.error = lambda message: fail(f"--resume {given.resume}: {message}")
     elif (file := given.config) is not None:
-        file = file / "config.json" if file.is_dir() else file  # a run folder, or a file
-        config = read_json(file)
+        config = read_json(file / "config.json" if file.is_dir() else file)  # a run folder, or a file
         check_fields(config, {"settings": dict, "method": dict}, file)
-        config["settings"].pop("out", None)  # whose folder may exist
+        for name in ("out", "arithmetic"):  # a folder that may exist, and what another processor was good at
+            config["settings"].pop(name, None)
         words = words_of(file, config, words, defaults) + words
     found = parse_with(parser, words, defaults, methods, choices)
     return found._replace(resume=given.resume, on_step=given.on_step)
@@ -98,8 +80,6 @@ def load_function(name: str | None) -> Callable[[dict], object]:
     try:
         found = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError, ValueError) as error:
-        if isinstance(error, ImportError) and error.name and not f"{module}.".startswith(f"{error.name}."):
-            raise ValueError(f"--on_step {name}: {module} needs {error.name}: {error}") from None
         raise ValueError(f"--on_step {name}: {error}; name module:function, such as tracking:log for `log` in a file "
                          "tracking.py beside train.py") from None
     require(callable(found), f"--on_step {name}: {found!r:.50} is no function")
@@ -128,42 +108,29 @@ def parse_with(parser: ArgumentParser, arguments: list[str], defaults: Settings,
                             help=f"{helps[name]} (default {shown})", **typed)
     known, unknown = parser.parse_known_args(arguments)
     if unknown:
-        hint = hint_of(unknown[0], {f"--{name}" for name in helps}, methods)
-        fail(f"--mitigation {chosen} takes no {unknown[0]}{hint}")
+        near = difflib.get_close_matches(unknown[0].partition("=")[0], [f"--{name}" for name in helps], n=1)
+        hint = f"did you mean {near[0]}?" if near else "--help lists all flags, docs/trl.md those of other trainers"
+        fail(f"--mitigation {chosen} takes no {unknown[0]}: {hint}")
     found = Arguments(type(defaults)(**{name: getattr(known, name) for name in vars(defaults)}),
                       {name: getattr(known, name) for name in method.parameters})
     check_method_flags(method, found, defaults)
     return found
 
 
-def hint_of(word: str, flags: set[str], methods: Iterable[str] = ()) -> str:
-    """What to write instead of a word of the command line that is none of these flags."""
-    if word in methods:
-        return f": did you mean --mitigation {word}?"
-    name = word.partition("=")[0].rpartition(".")[2].lstrip("-").replace("-", "_")  # verl: actor_rollout_ref.rollout.n
-    for here, names in ELSEWHERE.items():
-        if name in names.split() and flags.issuperset(re.findall(r"--\w+", here)):
-            return f": that {f'is {here}' if here else 'has no equal'} here, see docs/trl.md"
-    near = difflib.get_close_matches(f"--{name}", flags, n=1) if word.startswith("-") else []
-    return f": did you mean {near[0]}?" if near else "; --help lists all flags"
-
-
 def new_parser(**options) -> ArgumentParser:
     """A parser that reports an error in one sentence and takes no abbreviated flags."""
     parser = ArgumentParser(allow_abbrev=False, formatter_class=RawDescriptionHelpFormatter, **options)
     parser.error = fail
-    parser._negative_number_matcher = re.compile(r"-\.?\d")  # that of Python 3.14: -1e-3 is a number, too
     return parser
 
 
 def check_method_flags(method: Any, found: Arguments, defaults: Settings) -> None:
     """Exit where a flag has no effect on the chosen credit function, or where a hyper-parameter is NaN or too large."""
-    if found.settings.normalize != defaults.normalize and not method.is_reweighting:
-        fail(f"--mitigation {method.name} is not a reweighting: it takes no --normalize")
-    for name in ("advantage", "shaping"):
-        if getattr(found.settings, name, "") != getattr(defaults, name, "") and not method.from_advantage:
-            fail(f"--mitigation {method.name} takes no --{name}: if its function reads batch.advantage, write "
-                 "@token_credit(from_advantage=True)")
+    takes = {"normalize": method.is_reweighting, "advantage": method.from_advantage, "shaping": method.from_advantage}
+    for name, taken in takes.items():
+        if not taken and getattr(found.settings, name, "") != getattr(defaults, name, ""):
+            fail(f"--mitigation {method.name} takes no --{name}: that is for "
+                 + ("a @reweighting" if name == "normalize" else "@token_credit(from_advantage=True)"))
     for name, value in found.hyper_parameters.items():
         if isinstance(value, (int, float)) and not abs(value) < 1e12:
             fail(f"--{name} must be a number between -1e12 and 1e12")

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from plumbing.flags import check_range
+from plumbing.processes import first_alone
 from plumbing.progress import follow
 from plumbing.registry import require
 from plumbing.task_file import load_task
@@ -54,17 +55,15 @@ def with_model(s: Settings) -> Settings:
     return replace(s, model=s.model or str(folder))
 
 
-def advice(s: Settings, heldout: int) -> Iterator[str]:
-    """What a run is told before it begins. heldout: the number of held-out puzzles."""
-    # Half of the 95% interval of a difference of two success rates near 50%.
-    if (points := 100 * 1.96 * (2 * 0.25 / heldout) ** 0.5) > 10:
-        yield (f"with {heldout} held-out puzzles two measurements differ by up to {points:.0f} points by chance: ten "
-               "would not show. --eval_problems asks for more puzzles, where there are more")
-    if s.dtype == "bfloat16" and s.device == "cpu":
-        slower = product_seconds(torch.bfloat16) / product_seconds(torch.float32)
-        if slower > 1.5:
-            yield (f"this processor multiplies bfloat16 {slower:.0f} times as slowly as float32: --dtype float32 is "
-                   "faster where its weights, twice the size, have room")
+def arithmetic_for(dtype: str, device: str) -> str:
+    """The dtype of products of weights in `dtype`: the same, but float32 on a processor that is slow in bfloat16.
+
+    One that has no arithmetic for bfloat16 takes 4 to 8 times as long.
+    """
+    def slow() -> bool:
+        return product_seconds(torch.bfloat16) > 1.5 * product_seconds(torch.float32)
+
+    return "float32" if dtype == "bfloat16" and device == "cpu" and first_alone(slow) else dtype
 
 
 def product_seconds(dtype: torch.dtype) -> float:
@@ -73,13 +72,15 @@ def product_seconds(dtype: torch.dtype) -> float:
     return min(timeit.repeat(lambda: x @ w.T, number=1, repeat=4)[1:])  # the first one also prepares
 
 
-def announce(weights: Iterable[torch.Tensor], training: int, heldout: int, run: Path, differences: dict, s: Settings,
+def announce(weights: Iterable[torch.Tensor], training: int, heldout: int, run: Path, differences: dict,
              resumed_after: int | None) -> None:
     """Print what a run is. training, heldout: numbers of puzzles. differences: the settings without their defaults."""
     print(f"{sum(w.numel() for w in weights):,} parameters, {training} puzzles to train on, into {run}")
     print("settings:", ", ".join(f"{name}={value}" for name, value in differences.items()) or "all at their defaults")
-    for line in advice(s, heldout):
-        print(line)
+    points = 100 * 1.96 * (2 * 0.25 / heldout) ** 0.5  # half of the interval of a difference of two rates near 50%
+    if points > 10:
+        print(f"with {heldout} held-out puzzles two measurements differ by up to {points:.0f} points by chance: ten "
+              "would not show. --eval_problems asks for more puzzles, where there are more")
     if resumed_after is not None:
         print(f"resuming after step {resumed_after}{'' if resumed_after else ', for no state was written yet'}")
     sys.stdout.flush()
@@ -97,9 +98,9 @@ def as_if_nothing_was_drawn(device: torch.device) -> Iterator[None]:
 
 def check_needs(needs: tuple[str, ...], task: ModuleType, heads: Iterable[str], s: Settings) -> None:
     """ValueError where a run can't provide what its credit function needs."""
-    if missing := lacking(needs, task, heads):
-        raise ValueError(f"--mitigation {s.mitigation} needs {missing[0]}, which is neither a function of the task "
-                         f"{s.task} nor a head ({', '.join(heads)})")
+    missing = lacking(needs, task, heads)
+    require(not missing, f"--mitigation {s.mitigation} needs {', '.join(missing)}, which is neither a function of the "
+            f"task {s.task} nor a head ({', '.join(heads)})")
 
 
 def lacking(needs: tuple[str, ...], task: ModuleType, heads: Iterable[str]) -> list[str]:
@@ -130,7 +131,7 @@ def check_lengths(policy: Any, puzzles: list, s: Settings) -> None:
 
 def responses_that_fit(policy: Any, puzzles: list, s: Settings) -> int:
     """How many responses to sample at once while evaluating: at least as many as a training step does."""
-    c, itemsize = policy.model.config, policy.model.output_weight.itemsize
+    c, itemsize = policy.model.config, policy.model.dtype.itemsize
     columns = max(len(policy.prompt(puzzle)) for puzzle in puzzles) + s.max_new_tokens
     column_bytes = 2 * c.num_hidden_layers * c.num_key_value_heads * c.head_dim * itemsize  # 2: key, value
     size = EVALUATION_BYTES * (8 if policy.model.output_weight.is_cuda else 1)

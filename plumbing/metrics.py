@@ -2,7 +2,6 @@
 
 docs/running.md explains each column.
 """
-import math
 import time
 from collections import Counter
 from decimal import Decimal
@@ -96,19 +95,6 @@ def heldout_text(row: dict) -> str:
 def standard_error(values: np.ndarray) -> float:
     """Standard error of the mean of independent values; NaN for a single one."""
     return float(values.std(ddof=1) / len(values) ** 0.5) if len(values) > 1 else float("nan")
-
-
-def pass_line(success: np.ndarray) -> str:
-    """pass@1, 2, 4, ... and k of success (Q, k), as a line: k responses tell of fewer, too."""
-    k = success.shape[1]
-    return "  ".join(f"pass@{j} {best_of(success, j):.1%}" for j in sorted({k} | {2**i for i in range(k.bit_length())}))
-
-
-def best_of(success: np.ndarray, j: int) -> float:
-    """pass@j from k >= j responses to each puzzle, success (Q, k): the best of j of them, on average (2107.03374)."""
-    k = success.shape[1]
-    share = [math.comb(i, j - 1) / math.comb(k, j) for i in range(k)]  # of the draws of j whose best is the i-th
-    return float((np.sort(success, 1) @ share).mean())
 
 
 @torch.no_grad()

@@ -1,16 +1,13 @@
-"""Estimates with their intervals, and the Markdown tables and pictures that show them."""
+"""Estimates with their intervals, the Markdown tables that show them, and the look of pictures."""
 import math
 import os
 import re
-import textwrap
-import unicodedata
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 os.environ["MPLBACKEND"] = "Agg"  # before matplotlib is imported: a notebook's may not be installed here
-from matplotlib import cm, colors, cycler, font_manager, patches, rcParams  # noqa: E402
+from matplotlib import cycler, rcParams  # noqa: E402
 from matplotlib.axes import Axes  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402  (without pyplot its memory is freed with it)
 
@@ -19,11 +16,6 @@ WIDTH = 9.0  # inches of every figure, at 200 dots an inch
 PALETTE = ("#1a7fc1", "#d55e00", "#009e73", "#c26a9b")  # safe for colour blindness, readable on white and on black
 GREY = "#797979"  # of text and axes: equal contrast to white and to the dark background of GitHub
 PLUS, MINUS = "#f1a340", "#a794d0"  # of tokens above and below 0: black text is readable on both
-SHADES = colors.LinearSegmentedColormap.from_list("credit", (MINUS, "white", PLUS)).with_extremes(bad="#cccccc")
-FONT, LETTER = "DejaVu Sans Mono", 0.60205  # comes with matplotlib; width of each of its letters in parts of its size
-FACES = [font_manager.get_font(font_manager.findfont(FONT + weight)) for weight in ("", ":bold")]
-IN_FONT = set.intersection(*(set(face.get_charmap()) for face in FACES)) - {0xFFFD}  # that stands for parts of letters
-LETTERS, LINE, HEADING = 84, 0.21, 10  # coloured tokens: letters in a line, its height in inches, points of a heading
 
 rcParams.update(
     dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color", "grid.color"), GREY)
@@ -120,69 +112,7 @@ def pm(mean: float, error: float, digits: int = 3) -> str:
     return f"{text} ± {error:.{digits}f}" if np.isfinite(error) else text
 
 
-def new_figure(columns: int, height: float, lines: int = 1, **options) -> tuple[Figure, np.ndarray]:
-    """A figure of the width that all have, `height` inches high, with axes (lines * columns,), so many side by side."""
+def new_figure(columns: int, height: float, lines: int = 1, **options) -> tuple[Figure, list[Axes]]:
+    """A figure of the width that all have, `height` inches high, with lines * columns axes, so many side by side."""
     figure = Figure(figsize=(WIDTH, height))
-    return figure, figure.subplots(lines, columns, squeeze=False, **options).ravel()
-
-
-def draw_blocks(blocks: list[tuple[str, list[str], np.ndarray]], label: str, file: Path) -> None:
-    """Texts one below the other, each a heading, and the texts and values (L,) of its tokens, coloured on one scale.
-    The axes have a fixed place: a layout engine would shrink them until the letters overlap."""
-    blocks = [(wrap_heading(heading, 6), texts, values) for heading, texts, values in blocks]
-    scale = max(np.nanmax(np.abs(values)) for *_, values in blocks) or 1
-    heights = [2.6 + 0.85 * heading.count("\n") + place_tokens(texts)[-1][1] for heading, texts, _ in blocks]  # lines
-    inches = LINE * sum(heights) + 0.85
-    figure = Figure(figsize=(WIDTH, inches), layout="none")
-    axis = figure.add_axes((0.01, 0.85 / inches, 0.98, 1 - 0.85 / inches), xlim=(0, LETTERS), ylim=(sum(heights), 0))
-    axis.axis("off")
-    for (heading, texts, values), top in zip(blocks, np.cumsum([0, *heights])):
-        axis.text(0, top + 0.18, heading, va="top", weight="bold", family=FONT, fontsize=HEADING, linespacing=1.28)
-        draw_tokens(axis, texts, values / scale, top + 1.2 + 0.85 * heading.count("\n"), 0.98)
-    bar, colours = figure.add_axes((0.04, 0.68 / inches, 0.92, 0.12 / inches)), colors.Normalize(-scale, scale)
-    figure.colorbar(cm.ScalarMappable(colours, SHADES), bar, orientation="horizontal", label=label)
-    figure.savefig(file)
-
-
-def wrap_heading(text: str, most: int) -> str:
-    """A heading in at most so many lines. A letter takes whole dots, of which there are 200 in an inch."""
-    width = int(0.98 * WIDTH * 200 / math.ceil(HEADING * LETTER * 200 / 72))
-    return textwrap.fill(visible(text), width, max_lines=most, placeholder=" …")
-
-
-def whole_letters(parts: list[bytes], values: np.ndarray) -> tuple[list[str], np.ndarray]:
-    """Texts and values of tokens, given as bytes. Those that share a letter become one, with the value that is larger
-    in size: UTF-8 marks the further bytes of a letter."""
-    begins = [i for i, part in enumerate(parts) if i == 0 or not 0x80 <= part[:1].ljust(1)[0] < 0xC0]
-    pieces = [slice(*ends) for ends in zip(begins, [*begins[1:], len(parts)])]
-    return ([b"".join(parts[piece]).decode("utf-8", "replace") for piece in pieces],
-            np.array([max(values[piece], key=abs) for piece in pieces]))
-
-
-def draw_tokens(axis: Axes, texts: list[str], shares: np.ndarray, top: float = 0.0, width: float = 0.92) -> None:
-    """Tokens in lines of LETTERS from line `top` down, each on a patch coloured by its share (L,) of the scale.
-    width: of the axes, as a share of the figure's."""
-    size = width * WIDTH * 72 / LETTERS / LETTER  # points
-    for (x, y, text), colour in zip(place_tokens(texts), SHADES(0.5 + np.asarray(shares) / 2)):
-        axis.add_patch(patches.Rectangle((x, top + y + 0.03), len(text), 0.94, color=colour, lw=0, aa=False))
-        axis.text(x, top + y + 0.5, text, va="center_baseline", family=FONT, fontsize=size, color="black")
-
-
-def place_tokens(texts: list[str], columns: int = LETTERS) -> list[tuple[int, int, str]]:
-    """Column, line and visible text of each token, wrapped at `columns` characters, where a longer one is cut."""
-    x, y, placed = 0, 0, []
-    for text in texts:
-        shown = visible(text) or "■"  # the end token has no text
-        shown = shown if len(shown) <= columns else shown[: columns - 1] + "…"
-        if x + len(shown) > columns:
-            x, y = 0, y + 1
-        placed.append((x, y, shown))
-        x, y = (0, y + 1) if "\n" in text else (x + len(shown), y)
-    return placed
-
-
-def visible(text: str) -> str:
-    """The text, one letter of equal width for each: ↵ and ⇥ for line break and tab, □ for what the font lacks, and for
-    an accent without a letter, which would leave its cell."""
-    fits = lambda c: ord(c) in IN_FONT and c.isprintable() and unicodedata.category(c)[0] != "M"
-    return "".join(c if fits(c) else {"\n": "↵", "\t": "⇥"}.get(c, "□") for c in unicodedata.normalize("NFC", text))
+    return figure, [*figure.subplots(lines, columns, squeeze=False, **options).flat]

@@ -71,13 +71,13 @@ class Writer(NamedTuple):
         first_alone(lambda: lock(run))
         state = load_state(run)
         check_same(run, state, asked, checksums(asked, fixed))
+        metrics = {}
         if state["step"] > 0:
-            check_logs(run, state, {*self.logged})
+            metrics = check_logs(run, state, {*self.logged})
             check_columns(run, columns)
             restore(run, state, self.learners)
         gather([None])  # all have read the folder before the first one changes it
         first_alone(lambda: reopen_run(run, state, self.settings.steps, columns))
-        metrics = first_alone(lambda: read_metrics(run)) if state["step"] > 0 else {}
         return state["step"], {name: float(x[-1]) for name, x in metrics.items() if not np.isnan(x[-1])}
 
     def start(self, row: dict) -> None:
@@ -175,9 +175,6 @@ def copy_tokenizer(source: Path, target: Path) -> None:
         shutil.copyfile(file, copy)
 
 
-# ------------------------------------------------------------------------------------------------------ logs
-
-
 def write_header(run: Path, columns: Iterable[str]) -> None:
     """Begin metrics.csv: our columns, then the others."""
     with (run / "metrics.csv").open("w", newline="", encoding="utf-8") as file:
@@ -208,9 +205,6 @@ def write_samples(run: Path, step: int, batch: Any) -> None:
         for i, puzzle in zip(range(0, len(batch.text), G), batch.puzzles[:3]):
             file.write(f"=== step {step}  {batch.task.show(puzzle)}  "
                        f"reward {batch.reward[i]:.2f}  advantage {batch.advantage[i]:+.2f}\n{batch.text[i]}\n\n")
-
-
-# ----------------------------------------------------------------------------------------------------- resume
 
 
 def load_state(run: Path) -> dict:
@@ -247,21 +241,20 @@ def check_same(run: Path, state: dict, asked: dict, inputs: dict) -> None:
                 "run")
 
 
-def check_logs(run: Path, state: dict, logged: set[str]) -> None:
-    """ValueError where a log is not, up to its length at that time, what it was when the state was written, and where
-    the credit log has other numbers of batch.log than the trial step."""
-    advice = f"remove {STATE} to resume from the start of the run"
+def check_logs(run: Path, state: dict, logged: set[str]) -> dict[str, np.ndarray]:
+    """The rows of metrics.csv that were there when the state was written. ValueError where a log is not what it was up
+    to there, and where the credit log has other numbers of batch.log than the trial step."""
     for log in LOGS:
         written = (run / log).read_bytes() if (run / log).is_file() else b""
         require(zlib.crc32(written[: state["lengths"][log]]) == state["checksums"][log],
-                f"{run / log} was changed since {STATE} was written: put it back, or {advice}")
-    try:
-        steps = read_credit(run, read_metrics(run, state["lengths"]["metrics.csv"]))
-    except ValueError as error:
-        raise ValueError(f"{error}: put it back, or {advice}") from None
-    before, now = (", ".join(sorted(names)) or "nothing" for names in (own_columns(steps[0]), logged))
+                f"{run / log} was changed since {STATE} was written: put it back, or remove {STATE} to "
+                "resume from the start of the run")
+    metrics = read_metrics(run, state["lengths"]["metrics.csv"])
+    written = own_columns(read_credit(run, metrics)[0])
+    before, now = (", ".join(sorted(names)) or "nothing" for names in (written, logged))
     require(before == now, f"{run / 'credit'} has {before} of batch.log, but the trial step {now}: log the same names, "
             "or start a new run")
+    return metrics
 
 
 def restore(run: Path, state: dict, learners: dict) -> None:

@@ -7,27 +7,31 @@ everything that it wrote must be what an undisturbed run wrote, to the byte, but
 """
 import csv
 import json
+import multiprocessing
 import os
 import resource
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
 import torch
 
-TRAIN = Path(__file__).parents[1] / "train.py"
+sys.path.insert(0, str(Path(__file__).parents[1]))  # where train.py is
 METHODS = {"none": ["--updates_per_batch", "2"],
            "ppo": ["--kl", "0.1", "--temperature", "0.8", "--warmup_steps", "5", "--linear_decay", "--eval_greedy"],
            "vineppo": ["--k", "2"],
            "learned_importance": ["--reward", "random"]}
 FLAGS = ("--steps 12 --questions 2 --answers 3 --eval_problems 4 --max_new_tokens 40 --eval_every 5 --state_every 3 "
          "--checkpoint_every 4 --out run").split()
+PROCESSES = multiprocessing.get_context("forkserver")  # which imports torch once, and is copied for each process
+PROCESSES.set_forkserver_preload(["train"])
 DISASTERS = ("SIGKILL", "SIGTERM", "SIGINT", "disk full", "second process")
 
 
@@ -56,33 +60,52 @@ def repr_of(value: object) -> object:
     return value.numpy().tobytes() if isinstance(value, torch.Tensor) else repr(value)
 
 
-def start(method: str, place: Path, largest_file: int = resource.RLIM_INFINITY) -> subprocess.Popen:
-    """Begin the run of a place, or go on with it. No file may grow beyond largest_file bytes, as on a full disk."""
+def run(words: list[str], place: Path, largest_file: int, pipe: Connection) -> None:
+    """What a process does: train.py, which may write no larger file, as on a full disk. It hands back what it says."""
+    import train
+    os.chdir(place)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
+    sys.stdout, sys.argv = open(os.devnull, "w"), ["train.py", *words]
+    try:
+        train.main()
+        pipe.send("")
+    except SystemExit as stop:
+        pipe.send(stop.code)
+        os._exit(1)
+
+
+def start(method: str, place: Path, largest_file: int = resource.RLIM_INFINITY) -> tuple:
+    """Begin the run of a place, or go on with it: the process, and where it says how it ended."""
     place.mkdir(exist_ok=True)
     words = ["--resume", "run"] if (place / "run").exists() else ["--mitigation", method, *METHODS[method], *FLAGS]
-    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
-    return subprocess.Popen([sys.executable, TRAIN, *words], cwd=place, preexec_fn=limit, text=True,
-                            env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    here, there = PROCESSES.Pipe(duplex=False)
+    process = PROCESSES.Process(target=run, args=(words, place, largest_file, there))
+    process.start()
+    there.close()
+    return process, here
 
 
-def expect(codes: list[int], process: subprocess.Popen) -> None:
-    """Wait for the end of a process, which must have one of the exit codes and no traceback."""
-    _, complaint = process.communicate()
-    assert process.returncode in codes and "Traceback" not in complaint, (process.returncode, complaint)
+def expect(codes: list[int], process: multiprocessing.Process, pipe: Connection) -> str:
+    """What a process says at its end, in one line; it must have one of the exit codes."""
+    said = pipe.recv()  # EOFError after a traceback
+    process.join()
+    assert process.exitcode in codes and "\n" not in said, (process.exitcode, said)
+    return said
 
 
 def wreck(disaster: str, method: str, place: Path, rng: np.random.Generator, seconds: float) -> None:
     """Begin or continue a run and let it meet a disaster. seconds: how long an undisturbed run takes."""
-    if disaster == "disk full":
-        return expect([0, 1], start(method, place, largest_file=int(10 ** rng.uniform(2, 7))))
-    process = start(method, place)
-    time.sleep(rng.uniform(0.2, 1.0) * seconds)
-    if disaster == "second process":
-        for each in (process, start(method, place)):  # which of the two comes too late depends on the moment
-            expect([0, 1], each)
+    full = disaster == "disk full"
+    first = start(method, place, int(10 ** rng.uniform(2, 7)) if full else resource.RLIM_INFINITY)
+    if not full:
+        time.sleep(rng.uniform(0.2, 1.0) * seconds)
+    if full or disaster == "second process":
+        for each in [first] if full else [first, start(method, place)]:  # which comes too late depends on the moment
+            expect([0, 1], *each)
     else:
-        process.send_signal(signal.Signals[disaster])
-        process.communicate()
+        with suppress(ProcessLookupError):  # it may have ended
+            os.kill(first[0].pid, signal.Signals[disaster])
+        first[0].join()
 
 
 def disturbed(method: str, place: Path, seed: int, seconds: float) -> list[str]:
@@ -93,16 +116,18 @@ def disturbed(method: str, place: Path, seed: int, seconds: float) -> list[str]:
         if not (place / "run" / "final.json").is_file():
             wreck(disaster, method, place, rng, seconds)
     if not (place / "run" / "final.json").is_file():
-        expect([0], start(method, place))
+        expect([0], *start(method, place))
     return met
 
 
 def storm(runs: int, folder: Path, seed: int = 0) -> tuple[Counter, dict[str, list[str]]]:
     """How often each disaster was met, and what differs in the runs that differ from undisturbed ones."""
     methods, seconds, undisturbed = list(METHODS)[:runs], {}, {}
+    (warm := PROCESSES.Process(target=int)).start()  # the first one waits for the import
+    warm.join()
     for method in methods:
         began = time.perf_counter()
-        expect([0], start(method, folder / method))
+        expect([0], *start(method, folder / method))
         seconds[method] = time.perf_counter() - began
         undisturbed[method] = contents(folder / method)
     met, different = Counter(), {}

@@ -197,20 +197,6 @@ def test_top_tokens_are_counted_within_their_type(tokenizer):
 # ---------------------------------------------------------------------------------------------- pictures of one run
 
 
-def test_chosen_responses_answer_the_same_question():
-    """Guards against pairs of different puzzles or in the other order, and long responses."""
-    log = dict(step=np.repeat([1, 2], 6), position=np.array([0, 0, 0, 0, 1, 0] * 2),
-               length=np.array([1, 1, 1, 2, 2, 1] * 2),
-               puzzle=np.array([0, 0, 1, 1, 1, 1, 2, 2, 3, 3, 3, 3]), advantage=np.array([1, 0, -1, 2, 2, 1] * 2),
-               reward=np.zeros(12))
-    assert [analyze.choose_pair(log, step) for step in (1, 2)] == [[5, 2], [11, 8]]
-    log = dict(step=np.ones(6, int), position=np.zeros(6), length=np.ones(6), puzzle=np.repeat([0, 1, 2], 2),
-               advantage=np.array([1, -1] * 3),
-               reward=np.array([0.1, 0.0, 1.1, 0.1, 1.1, 0.2]))  # the layout alone, then success in two groups
-    assert analyze.choose_pair(log, 1) == [2, 3]
-    assert analyze.choose_pair(log | {"advantage": np.ones(6)}, 1) == []
-
-
 def test_the_picture_of_credit_shows_the_tables(tmp_path, figures):
     """Guards against a type, measure or part in another's place, and points of a few tokens."""
     n = 100  # tokens of each type in each of five parts; of structure one fewer
@@ -224,25 +210,6 @@ def test_the_picture_of_credit_shows_the_tables(tmp_path, figures):
     assert contribution["filler"] == pytest.approx([1, 2, 3, 4, 5])
     assert np.isnan(contribution["structure"]).all()
     assert gradient["reasoning"] == pytest.approx([20] * 5)
-
-
-def test_the_picture_of_tokens_shows_the_gradient(run, tmp_path, figures, tokenizer):
-    """Guards against a token left out, a shade of another measure or scale, and the puzzle of another step."""
-    log = read_log(run)
-    log["credit"][3] = 1.5  # the second response's differs from token to token; the others' is one number
-    log["puzzle_text"] = np.array(["4 and\n3", "5 and 9"])
-    analyze.draw_responses(log, tokenizer, "x", tmp_path / "a.png")
-    values = [*GRADIENT[:2], -0.5, 1.5 * 0.125, *GRADIENT[4:], *[2 * x for x in GRADIENT]]  # of two steps
-    axis = figures[0].axes[0]
-    np.testing.assert_allclose([patch.get_facecolor() for patch in axis.patches],
-                               report.SHADES(0.5 + np.array(values) / 1.25 / 2), atol=0.01)  # of 256 shades one
-    shown = [text.get_text() for text in axis.texts]
-    headings = [text for text in shown if text.startswith("x. Step")]
-    assert len(shown) == len(values) + len(headings)
-    assert headings == ["x. Step 1, reward 1.10, credit +1. Puzzle: 4 and↵3",
-                        "x. Step 1, reward 0.10, credit -0.5 to +1.5. Puzzle: 4 and↵3",
-                        "x. Step 2, reward 1.10, credit +2. Puzzle: 5 and 9",
-                        "x. Step 2, reward 0.10, credit -1. Puzzle: 5 and 9"]
 
 
 def test_a_puzzle_keeps_its_name_whatever_it_looks_like(run, tmp_path):
@@ -271,10 +238,9 @@ def test_pictures_can_be_read_whatever_the_question(tmp_path, figures, call, ste
     call(run)
     for figure in figures:
         check_texts(figure)
-    learning, _, tokens = figures
+    learning, _ = figures
     for axis in learning.axes[:3]:
         assert axis.lines[0].get_marker() == "o" and all(tick == int(tick) for tick in axis.get_xticks())
-    assert "frac" in "".join(text.get_text() for text in tokens.axes[0].texts)
 
 
 @pytest.mark.filterwarnings("error")
@@ -491,7 +457,7 @@ def test_a_run_that_only_evaluated_is_left_out(run, call):
     text = call(run, evaluated)
     assert f"left out: {evaluated} has no step" in text and f"left out: {run} " not in text
     assert text.count("\n## ") == 4 and (run / "analysis" / "tables.md").read_text() in text
-    for picture in ("learning.png", "credit.png", "tokens.png"):
+    for picture in ("learning.png", "credit.png"):
         assert (run / "analysis" / picture).read_bytes().startswith(b"\x89PNG")
     for folder, said in ((run.parent / "comparison", "is not a run folder"), (evaluated, "no run with a step of")):
         with pytest.raises(SystemExit, match=said):

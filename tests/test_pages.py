@@ -1,4 +1,5 @@
 """What the pages say holds: links, commands, files, columns, the function that a reader adds."""
+import json
 import re
 import shlex
 import shutil
@@ -16,8 +17,9 @@ from transformers import HeliumConfig, HeliumForCausalLM, MistralConfig, Mistral
 
 import start
 import train
+from methods import MITIGATIONS
 from methods.heads import Critic
-from plumbing import flags, launch, metrics
+from plumbing import launch, metrics
 from plumbing.runs import read_metrics
 from plumbing.tokenizer import Tokenizer
 from settings import Settings
@@ -86,19 +88,11 @@ def test_commands_of_train_are_accepted(command, tmp_path, monkeypatch):
         launch.check(replace(start.parse_flags(arguments)[0], device="cpu"))
 
 
-def test_names_of_other_trainers_are_answered_as_the_page_says():
-    """Guards against a name that the page has and train.py does not know, and a hint at another flag."""
+def test_names_of_other_trainers_are_answered_with_flags_that_exist():
     page = PAGES[ROOT / "docs" / "trl.md"].partition("## Settings")[2]
-    ours, known = {f"--{name}" for name in vars(Settings())}, " ".join(flags.ELSEWHERE.values()).split()
-    rows = re.findall(r"^\| .*", page, re.M)
-    theirs = " ".join(min(row.split("|")[1:3], key=lambda cell: cell.count("--")) for row in rows)
-    said = {*re.findall(r"(?<![\w='\"])(\w+_\w+\b(?!\.)|\w+(?==)|(?<=\.)n\b)", theirs)} - {*vars(Settings())}
-    assert said <= {*known} and len(said) > 40
-    for name in known:
-        hinted = re.findall(r"--\w+", flags.hint_of(f"--{name}=1", ours))
-        row = " ".join(row for row in rows if re.search(rf"\b{name}\b", row))
-        assert row and all(re.search(rf"{flag}\b", row) for flag in hinted), name
-        assert hinted or re.search("no equal|never|cuts|one reward", row), name
+    known = {f"--{name}" for name in vars(Settings())} | {f"--{x}" for m in MITIGATIONS.values() for x in m.parameters}
+    named = re.findall(r"--\w+", "".join(re.findall(r"^\| .*", page, re.M)))
+    assert len({*named}) > 20 and {*named} <= known
 
 
 def test_every_column_is_explained():
@@ -110,42 +104,104 @@ def test_every_column_is_explained():
     assert re.search(r"credit log has `([\w\s]+)`", text)[1].split() == [*metrics.CREDIT_LOG]
 
 
-@pytest.mark.parametrize("name", ["tensorboard", "wandb_row"])
-def test_a_tracker_of_the_page_gets_the_rows_of_the_run(name, tmp_path, monkeypatch):
-    """With a stand-in for the library: guards against a row, a column or a step that it is not handed."""
-    code = next(c for c in re.findall(r"```python\n(.*?)```", PAGES[ROOT / "docs" / "running.md"], re.S) if name in c)
-    seen, board = {}, mock.MagicMock()
-    board.add_scalar.side_effect = lambda column, value, step: seen.setdefault(step, {}).update({column: value})
-    board.log.side_effect = lambda row, step: seen.update({step: row})
+def test_the_trackers_of_the_page_get_the_rows_of_the_run(tmp_path, monkeypatch):
+    """With stand-ins for the libraries: guards against a row, a column or a step that they are not handed."""
+    codes = re.findall(r"```python\n(.*?)```", PAGES[ROOT / "docs" / "running.md"], re.S)
+    board, seen = {}, {}
+    add = lambda column, value, step: board.setdefault(step, {}).update({column: value})
     purged = []
-    writer = lambda folder, purge_step: purged.append(purge_step) or board
-    library = mock.MagicMock(SummaryWriter=writer, init=lambda project, id, resume: board)
-    for module in ("torch.utils.tensorboard", "wandb"):
-        monkeypatch.setitem(sys.modules, module, library)
-    (tmp_path / "tracking.py").write_text(code)
+    writer = lambda folder, purge_step: purged.append(purge_step) or mock.Mock(add_scalar=add)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", mock.Mock(SummaryWriter=writer))
+    run = mock.Mock(log=lambda row, step: seen.update({step: row}))
+    monkeypatch.setitem(sys.modules, "wandb", mock.Mock(init=lambda project, id, resume: run))
+    both = "def both(row):\n    tensorboard(row)\n    wandb_row(row)\n"
+    (tmp_path / "tracking.py").write_text("\n".join([*(c for c in codes if "tensorboard" in c or "wandb" in c), both]))
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "tracking", raising=False)
     flags = "--steps 2 --questions 2 --answers 2 --max_new_tokens 9 --eval_problems 2 --pass_at 0"
-    monkeypatch.setattr(sys, "argv", ["train.py", *f"{flags} --out {tmp_path}/r --on_step tracking:{name}".split()])
-    train.main()
+    for words in (f"{flags} --out {tmp_path}/r", f"--resume {tmp_path}/r --steps 3"):
+        monkeypatch.delitem(sys.modules, "tracking", raising=False)  # another process
+        monkeypatch.setattr(sys, "argv", ["train.py", *words.split(), "--on_step", "tracking:both"])
+        train.main()
     written = read_metrics(tmp_path / "r")
-    for i, step in enumerate((0, 1, 2)):
+    for i, step in enumerate((0, 1, 2, 3)):
         row = {column: x[i] for column, x in written.items() if not np.isnan(x[i])}
-        assert {k: float(v) for k, v in seen[step].items() if v == v} == row
-    assert len(seen) == 3
-    monkeypatch.delitem(sys.modules, "tracking")  # another process
-    words = ["train.py", "--resume", f"{tmp_path}/r", "--steps", "3", "--on_step", f"tracking:{name}"]
-    monkeypatch.setattr(sys, "argv", words)
-    train.main()
-    assert purged == [0, 3] * (name == "tensorboard") and len(seen) == 4
+        for rows in (board, seen):
+            assert {k: float(v) for k, v in rows[step].items() if v == v} == row
+    assert purged == [0, 3] and len(seen) == len(board) == 4
 
 
 # ------------------------------------------------------------------------------------------- what a reader adds
 
+TINY = "--questions 3 --answers 4 --eval_problems 2 --pass_at 0 --steps 2"
+README_COMMAND = next(c for c in COMMANDS if NAME in c and "train.py" in c)
+BUILD, USE = ([c.replace("path/to/", "") for c in COMMANDS if "path/to/my_task.py" in c and word in c][0]
+              for word in ("warm_start", "train.py"))
+LATE = re.search(r"`--mitigation late (--.*?)`", PAGES[ROOT / "docs" / "extend.md"])[1]
+FLAGS = {"late": LATE, "monte_carlo": LATE.replace("--advantage median", "")}
+RUNS = [*zip(FLAGS, ("float32", "bfloat16"))]
+
+CALL = r"""
+from plumbing.task_file import load_task
+from rollout import Policy
+from plumbing.tokenizer import Tokenizer
+from turns import context
+task, tokenizer = load_task("tool"), Tokenizer("models/chat")
+policy, puzzle = Policy(None, tokenizer, task), task.math_task.Problem("12 * 34 + 5?", 413)
+turns = ["First calc 12 * 34", " calc 408 + 5", "413</think>\n<answer>413</answer>"]
+tokens = [x for turn in turns for x in tokenizer.encode(turn) + tokenizer.end_tokens[:1]]
+text = "".join(tokenizer.library.id_to_token(x) or "" for x in context(policy, puzzle, tokens[:-1]))
+print(text.replace("\u0120", " ").replace("\u010a", "\n"))
+print(task.grade("", puzzle, turns), *(task.reply(said, puzzle, True) for said in (["calc 1 / 2"], ["calc 1 + 2"] * 4)))
+"""
+# A random model neither calls the tool nor earns anything: here each turn is a call, and lengths are rewarded.
+TALKING = """
+import tool_task
+from tool_task import *
+
+def reply(turns, puzzle, chat):
+    return tool_task.reply(["calc 12 * 34"] * len(turns), puzzle, chat)
+
+def grade(text, puzzle, turns):
+    return tool_task.grade(text, puzzle, turns) | {"reward": len(text) % 7}
+"""
+HELIUM = """
+import qwen2_model
+qwen2_model.ARCHITECTURES["helium"] = ""
+exec(open("compare.py").read().replace("path/to/model", "helium"))
+"""
+COMMANDS_THERE = [
+    "python train.py --help", f"{README_COMMAND} {TINY} --max_new_tokens 8 --out runs/r",
+    f"{BUILD} --size small --steps 60",
+    *(f"{USE} {TINY} --max_new_tokens 6 --mitigation {name} {FLAGS[name]} --dtype {dtype} --out runs/{name}-{dtype}"
+      for name, dtype in RUNS),
+    "python call.py",
+    *(f"python train.py --task {task} --model models/chat {TINY} --max_new_tokens 150 --out runs/{task}"
+      for task in ("tool", "talking")),
+    "python compare.py", "python helium.py"]
+# Runs all of them in one process, since to import torch takes longer than most of them.
+SESSION = """
+import io, json, runpy, shlex, sys
+from models import warm_start
+warm_start.report = lambda *_: None  # takes minutes
+said, screen = {}, sys.stdout
+for command in sys.argv[1:]:
+    sys.argv = shlex.split(command.removeprefix("python ").removeprefix("-m "))
+    sys.stdout = io.TextIOWrapper(io.BytesIO(), "utf-8")
+    try:
+        warm_start.main() if "warm_start" in command else runpy.run_path(sys.argv[0], run_name="__main__")
+    except SystemExit as stop:
+        if stop.code:
+            raise
+    sys.stdout.flush()
+    said[command] = sys.stdout.buffer.getvalue().decode()
+print(json.dumps(said), file=screen)
+"""
+
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory):
-    """A copy of the repository in which the README's function, and docs/extend.md's, were added as they say."""
+    """A copy of the repository in which the README's function, and docs/extend.md's, were added as they say, and what
+    each of COMMANDS_THERE printed in it."""
     folder = tmp_path_factory.mktemp("copy") / "repository"
     shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(".*", "runs", "__pycache__"))
     source = (folder / "mitigations.py").read_text(encoding="utf-8")
@@ -154,10 +210,19 @@ def copy(tmp_path_factory):
         source = re.sub(r"# <- your idea here.*\n", lambda mark: f"{IDEA}\n\n{mark[0]}", source)
     (folder / "mitigations.py").write_text(source, encoding="utf-8")
     shutil.copy(ROOT / "tests" / "reverse_task.py", folder / "my_task.py")
-    for name, code in RECIPES:
+    for name, code in [*RECIPES, ("call.py", CALL), ("talking_task.py", TALKING), ("helium.py", HELIUM)]:
         with (folder / name).open("a", encoding="utf-8") as file:
             file.write(f"\n\n{code}")
-    return folder
+    library = tokenizers.Tokenizer.from_file(str(ROOT / "models" / "math-tiny" / "tokenizer.json"))
+    library.add_special_tokens(["<|im_start|>"])
+    chat = hf_model("qwen2", vocab_size=library.get_vocab_size(), max_position_embeddings=512)
+    mistral = MistralForCausalLM(MistralConfig.from_dict(SMALL | {"sliding_window": None}))
+    helium = HeliumForCausalLM(HeliumConfig.from_dict(SMALL))  # another RoPE, and no field that tells
+    for model, place in (chat, "models/chat"), (mistral, "path/to/model"), (helium, "helium"):
+        randomize(model)
+        model.save_pretrained(folder / place)
+    library.save(str(folder / "models" / "chat" / "tokenizer.json"))
+    return folder, json.loads(in_copy(folder, "-c", SESSION, *COMMANDS_THERE))
 
 
 def in_copy(folder, *arguments):
@@ -168,40 +233,19 @@ def in_copy(folder, *arguments):
 
 
 def test_the_function_is_listed_trains_a_step_and_passes_the_tests(copy):
+    folder, said = copy
     formula = re.search('"""(.*)"""', IDEA)[1]
-    assert f"  {NAME} --power 1.0\n      {formula}\n" in in_copy(copy, "train.py", "--help")
-    command = next(c for c in COMMANDS if NAME in c and "train.py" in c)
-    tiny = "--questions 2 --answers 2 --max_new_tokens 8 --eval_problems 2 --steps 1".split()
-    assert "step    1/1" in in_copy(copy, *shlex.split(command)[1:], *tiny, "--out", "runs/r")
-    assert (copy / "runs" / "r" / "credit" / "step-000001.npz").is_file()
-    in_copy(copy, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "tests/test_mitigations.py",
-            "tests/test_plumbing.py", "-k", f"{NAME} or help or flag or registered")
-
-
-PROGRAM = """
-import sys, train
-from models import warm_start
-warm_start.report = lambda *_: None  # takes minutes
-for command in sys.argv[1:]:
-    sys.argv = command.removeprefix("python ").removeprefix("-m ").split()
-    (warm_start if "warm_start" in command else train).main()
-"""
+    assert f"  {NAME} --power 1.0\n      {formula}\n" in said[COMMANDS_THERE[0]]
+    assert "step    2/2" in said[COMMANDS_THERE[1]] and (folder / "runs/r/credit/step-000002.npz").is_file()
+    in_copy(folder, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "tests/test_mitigations.py", "-k",
+            f"{NAME} or registered")
 
 
 def test_every_recipe_trains_as_it_says(copy):
     """Guards against a page that nobody followed: all its code, in both precisions, and the log by hand."""
-    build, use = ([c.replace("path/to/", "") for c in COMMANDS if "path/to/my_task.py" in c and word in c]
-                  for word in ("warm_start", "train.py"))
-    flags = re.search(r"`--mitigation late (--.*?)`", PAGES[ROOT / "docs" / "extend.md"])[1]
-    tiny = "--questions 3 --answers 4 --max_new_tokens 6 --eval_problems 2 --pass_at 0 --steps 2"
-    runs = [(name, dtype) for name in ("late", "monte_carlo") for dtype in ("float32", "bfloat16")]
-    flags = {"late": flags, "monte_carlo": flags.replace("--advantage median", "")}
-    in_copy(copy, "-c", PROGRAM, f"{build[0]} --size small --steps 60", *(
-        f"{use[0]} {tiny} --mitigation {name} {flags[name]} --dtype {dtype} --out runs/{name}-{dtype}"
-        for name, dtype in runs))
-    tokenizer = Tokenizer(copy / "models" / "mine")
-    for name, dtype in runs:
-        run, rounding = copy / "runs" / f"{name}-{dtype}", 1e-5 if dtype == "float32" else 0.05
+    tokenizer = Tokenizer(copy[0] / "models" / "mine")
+    for name, dtype in RUNS:
+        run, rounding = copy[0] / "runs" / f"{name}-{dtype}", 1e-5 if dtype == "float32" else 0.05
         metrics, log = read_metrics(run), np.load(run / "credit" / "step-000001.npz")
         place, L = log["position"], np.bincount(log["response"])[log["response"]]  # (N,) each, L the response's length
         texts = [tokenizer.decode(log["token"][log["response"] == i].tolist())[0].strip() for i in range(12)]
@@ -215,63 +259,20 @@ def test_every_recipe_trains_as_it_says(copy):
             np.testing.assert_allclose(log["credit"], (log["reward"] - low[log["group"]]) * weight, rtol=1e-5)
 
 
-CALL = r"""
-from plumbing.task_file import load_task
-from rollout import Policy
-from plumbing.tokenizer import Tokenizer
-from turns import context
-task, tokenizer = load_task("tool"), Tokenizer("models/chat")
-policy, puzzle = Policy(None, tokenizer, task), task.Puzzle("12 * 34 + 5")
-turns = ["calc 12 * 34", " calc 408 + 5", "413"]
-tokens = [x for turn in turns for x in tokenizer.encode(turn) + tokenizer.end_tokens[:1]]
-text = "".join(tokenizer.library.id_to_token(x) or "" for x in context(policy, puzzle, tokens[:-1]))
-print(text.replace("\u0120", " ").replace("\u010a", "\n"))
-print(task.grade("", puzzle, turns), *(task.reply(said, puzzle, True) for said in (["calc 1 / 2"], ["calc 1 + 2"] * 4)))
-"""
-
-
-# A random model neither calls the tool nor earns anything: here each turn is a call, and lengths are rewarded.
-TALKING = """
-import tool_task
-from tool_task import *
-
-def reply(turns, puzzle, chat):
-    return tool_task.reply(["calc 12 * 34"] * len(turns), puzzle, chat)
-
-def grade(text, puzzle, turns):
-    return tool_task.grade(text, puzzle, turns) | {"reward": len(text) % 7}
-"""
-
-
 def test_the_tool_of_the_page_trains_a_chat_model_in_several_turns(copy):
     """Guards against a page that nobody followed: by hand, and for two steps."""
-    chat = copy / "models" / "chat"
-    library = tokenizers.Tokenizer.from_file(str(ROOT / "models" / "math-tiny" / "tokenizer.json"))
-    library.add_special_tokens(["<|im_start|>"])
-    hf = hf_model("qwen2", vocab_size=library.get_vocab_size(), max_position_embeddings=512)
-    hf.save_pretrained(chat)
-    library.save(str(chat / "tokenizer.json"))
-    said = in_copy(copy, "-c", CALL)
+    folder, said = copy
     user = "<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
-    assert said.endswith(f"calc 12 * 34{user.format(408)} calc 408 + 5{user.format(413)}413\n"
-                         "{'reward': 1.1, 'answer': True, 'format': True, 'calls': 2} None None\n")
-    (copy / "talking_task.py").write_text(TALKING)
-    tiny = "--questions 3 --answers 4 --max_new_tokens 150 --eval_problems 2 --pass_at 0 --steps 2"
-    for task in ("tool", "talking"):
-        in_copy(copy, "train.py", "--task", task, "--model", "models/chat", *tiny.split(), "--out", f"runs/{task}")
-    log, metrics = np.load(copy / "runs" / task / "credit" / "step-000002.npz"), read_metrics(copy / "runs" / task)
+    said = said["python call.py"]
+    assert "user\nTo have a part computed, end your turn with `calc 12 * 34`. 12 * 34 + 5? Show" in said
+    assert said.endswith(f"First calc 12 * 34{user.format(408)} calc 408 + 5{user.format(413)}413</think>\n"
+                         "<answer>413</answer>\n{'reward': 1.1, 'answer': 1.0, 'format': 1.0, 'calls': 2} None None\n")
+    log, metrics = np.load(folder / "runs/talking/credit/step-000002.npz"), read_metrics(folder / "runs/talking")
     assert log["credit"].any() and log["turn"].max() > 0 < metrics["calls"][-1]
 
 
 def test_an_architecture_and_a_question_as_the_page_has_them(copy, tmp_path):
-    helium = "import qwen2_model; qwen2_model.ARCHITECTURES['helium'] = ''; import compare"
-    for make_config, make_model, close in ((MistralConfig, MistralForCausalLM, True),
-                                           (HeliumConfig, HeliumForCausalLM, False)):  # another RoPE, no other field
-        hf = make_model(make_config.from_dict(SMALL | {"sliding_window": None})).eval()
-        randomize(hf)
-        hf.save_pretrained(copy / "path" / "to" / "model")
-        difference = float(in_copy(copy, *(["compare.py"] if close else ["-c", helium])))
-        assert difference < 1e-4 if close else difference > 1
+    assert float(copy[1]["python compare.py"]) < 1e-4 and float(copy[1]["python helium.py"]) > 1
     row = re.search(r"```json\n(.*?)```", PAGES[ROOT / "docs" / "extend.md"], re.S)[1]
     (tmp_path / "mine.jsonl").write_text(row)
     problem, = math_task.load("all", path=tmp_path / "mine.jsonl")

@@ -2,10 +2,13 @@
 import ast
 import json
 import math
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import save
+from safetensors import torch as safe
 
 import start
 import train
@@ -24,6 +27,7 @@ from plumbing.files import read_json, read_tensors, replace_file, write_json
 from plumbing.metrics import COLUMNS, heldout_text, standard_error, write_credit_log
 from plumbing.model_folder import check_folder, weight_files
 from plumbing.progress import Progress
+from plumbing.run_folder import Writer
 from plumbing.runs import is_finished
 from tests.fixtures import make_batch, refused
 from settings import Settings
@@ -37,25 +41,21 @@ LAYERS = ("train", "start", "methods", "grpo", "mitigations", "queries", "rollou
           "qwen2_model", "plumbing", "settings", "tasks")
 
 
-def imports(file):
-    """The modules of the book that a file imports, as their layers."""
-    nodes = [n for n in ast.walk(ast.parse(file.read_text())) if isinstance(n, ast.Import | ast.ImportFrom)]
-    names = [getattr(node, "module", None) or alias.name for node in nodes for alias in node.names]
-    known = {"lab", "tests", "analyze", "countdown_task", *LAYERS}
-    return {layer_of(name) for name in names if name.split(".")[0] in known}
-
-
 def layer_of(module):
     return module if module in LAYERS else module.split(".")[0]
 
 
 def test_arrows_go_down_only():
+    known = {"lab", "tests", "analyze", "countdown_task", *LAYERS}
     for file in (file for name in (".", "methods", "plumbing", "tasks") for file in ROOT.glob(f"{name}/*.py")):
+        nodes = [n for n in ast.walk(ast.parse(file.read_text())) if isinstance(n, ast.Import | ast.ImportFrom)]
+        names = [getattr(node, "module", None) or alias.name for node in nodes for alias in node.names]
+        imported = {layer_of(name) for name in names if name.split(".")[0] in known}
         folder = file.parent.relative_to(ROOT).parts
         layer = layer_of(".".join((*folder, file.stem)))
         apart = layer == "analyze" or file.stem.endswith("_task")
         below = {"plumbing", "tasks"} if apart else {*LAYERS[LAYERS.index(layer) + 1 :]}
-        assert imports(file) <= below | {*folder}, f"{file} imports {imports(file) - below}"
+        assert imported <= below | {*folder}, f"{file} imports {imported - below}"
 
 
 def test_training_does_not_load_what_draws():
@@ -85,34 +85,73 @@ def test_values_have_the_type_of_their_default():
     s, hyper_parameters, *others = parse("--steps", 7, "--lr", "1e-3", "--model", "x", "--kl", 1, "--skip_unfinished",
                                         "--mitigation", "gtpo", "--a1", 2, "--joint", "True", "--advantage", "rloo")
     assert s == Settings(mitigation="gtpo", steps=7, lr=1e-3, model="x", kl=1.0, skip_unfinished=True, advantage="rloo")
-    assert type(s.kl) is float and parse("--steps", "2", "--lr", "-1e-3").settings.lr == -1e-3
-    assert hyper_parameters == {"a1": 2.0, "a2": 0.1, "joint": True}
-    assert others == [None, None]
+    assert type(s.kl) is float and not parse("--skip_unfinished", "false").settings.skip_unfinished
+    assert hyper_parameters == {"a1": 2.0, "a2": 0.1, "joint": True} and others == [None, None]
     assert parse() == (Settings(), {}, None, None)
     assert parse("--mitigation", "inverse_logprob", "--epsilon", "1e-3").hyper_parameters["epsilon"] == 1e-3
 
 
-@pytest.mark.parametrize(["arguments", "named"], [
+GTPO, A1_A2 = Settings(mitigation="gtpo", lr=0.5, steps=3, skip_unfinished=True), {"a1": 2.0, "a2": 0.1, "joint": False}
+
+
+def configure(folder, method=A1_A2, **settings):
+    """Write the config.json of a run; returns its folder."""
+    config = {"settings": vars(GTPO) | {"out": "runs/a"} | settings, "method": method, "inputs": {}}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_the_settings_of_a_run_are_those_of_its_continuation_and_defaults_of_another(tmp_path):
+    """But not its folder, which exists; another method takes none of its hyper-parameters."""
+    run = configure(tmp_path)
+    assert parse("--resume", run) == (replace(GTPO, out="runs/a"), A1_A2, run, None)
+    assert parse("--resume", run, "--on_step", "a:b").on_step == "a:b"
+    assert parse("--resume", run, "--steps", 0).settings.steps == 0
+    for file in (run, run / "config.json"):
+        assert parse("--config", file) == (GTPO, A1_A2, None, None)
+    assert parse("--a1", 3, "--config", run, "--steps=9")[:2] == (replace(GTPO, steps=9), A1_A2 | {"a1": 3.0})
+    assert parse("--config", run, "--mitigation", "gtpo").hyper_parameters == A1_A2
+    assert parse("--config", run, "--mitigation", "dpo")[:2] == (replace(GTPO, mitigation="dpo"), {"beta": 0.1})
+    (run / "metrics.csv").touch()
+    with pytest.raises(ValueError, match="is a run folder: name the model in it, .*checkpoint"):
+        check_folder(run)
+
+
+@pytest.mark.parametrize("words, said", [
     (["--mitigation", "tempi"], "did you mean tempo"), (["--mitigation", "GRPO"], "none --advantage grpo?"),
     (["--steps", 1.5], "--steps"),
     (["--step", 1], "takes no --step: did you mean --steps?"),  # no abbreviations
-    (["--num-generations=8"], "that is --answers here"), (["--beta", 0.1], "is --kl with --kl_gradient unbiased here"),
-    (["ppo"], "takes no ppo: did you mean --mitigation ppo?"), (["--max-new-tokens=9"], "mean --max_new_tokens?"),
+    (["--output_dir=x"], "docs/trl.md"), (["ppo"], "takes no ppo"), (["--max-new-tokens=9"], "mean --max_new_tokens?"),
     (["--skip_unfinished", "yes"], "true or false"), (["--loss_norm", "mean"], "token"),
     (["--mitigation", "vineppo", "--k", 10**26], "--k must be"), (["--mitigation", "gtpo", "--a1", "nan"], "--a1"),
     (["--mitigation", "gtpo", "--normalize", "none"], "takes no --normalize"),
     (["--mitigation", "ppo", "--advantage", "rloo"], "takes no --advantage"),
     (["--mitigation", "ppo", "--shaping", "kl"], "takes no --shaping"),
     (["--resume", "nowhere"], "nowhere is not a run folder"), (["--resume=x", "--lr", 1], "--lr"),
-    (lambda batch, seed=1: None, "seed"), (lambda batch, resume=1: None, "resume"),
-    (lambda batch, shape=None: None, "shape"),
-], ids=lambda x: " ".join(map(str, x)) if isinstance(x, list) else "")
-def test_flags_that_cannot_work_are_one_sentence(arguments, named, monkeypatch):
-    """Also those of a credit function whose keyword has a flag's name, or a default of a type that no flag has."""
-    if callable(arguments):
-        monkeypatch.setitem(MITIGATIONS, "odd", replace(MITIGATIONS["none"], name="odd", function=arguments))
-        arguments = ["--mitigation", "odd"]
-    assert named in refused(parse, *arguments)
+    (["--resume", ".", "--config", "x"], "takes --steps, --on_step and no --config"),
+    (["--config", "gone.json"], "gone.json"), (["--config", "torn.json"], "not valid JSON"),
+    (["--config", "half.json"], "has no method"),
+    *((changes, said) for changes, said in (
+        ({"speed": 1}, "has a setting speed, which this version"), ({"seed": 1.0}, "seed"),
+        ({"reward": "z"}, "--reward"), ({"mitigation": "gone"}, "no credit function gone"), ({"lr": None}, "--lr"),
+        ({"method": A1_A2 | {"odd": 1}}, "takes no --odd"))),
+    *((function, said) for function, said in (
+        (lambda batch, seed=1: None, "seed"), (lambda batch, resume=1: None, "resume"),
+        (lambda batch, shape=None: None, "shape")))], ids=str)
+def test_flags_that_cannot_work_are_one_sentence(words, said, tmp_path, monkeypatch):
+    """Also a config.json that this version can't read, and a credit function whose keyword has a flag's name, or a
+    default of a type that no flag has."""
+    monkeypatch.chdir(tmp_path)
+    for name, content in (("torn.json", "{"), ("half.json", '{"settings": {}}')):
+        Path(name).write_text(content)
+    if callable(words):
+        monkeypatch.setitem(MITIGATIONS, "odd", replace(MITIGATIONS["none"], name="odd", function=words))
+        words = ["--mitigation", "odd"]
+    if isinstance(words, dict):
+        configure(tmp_path, **words)
+        assert said in refused(parse, "--resume", ".")
+        words = ["--config", "."]
+    assert said in refused(parse, *words)
 
 
 def test_help_lists_every_setting_and_every_method_with_its_formula(capsys):
@@ -126,82 +165,26 @@ def test_help_lists_every_setting_and_every_method_with_its_formula(capsys):
     assert "outcome_conditional --think_discount 0.5\n" in text and "of ppo (default 0.95)" in text
 
 
-GTPO, A1_A2 = Settings(mitigation="gtpo", lr=0.5, steps=3), {"a1": 2.0, "a2": 0.1, "joint": False}
-
-
-def test_a_resumed_run_keeps_its_settings_except_the_steps(tmp_path):
-    """And is refused where they can't be flags of this version."""
-    def write(settings, method):
-        config = {"settings": vars(GTPO) | settings, "method": A1_A2 | method, "inputs": {}}
-        (tmp_path / "config.json").write_text(json.dumps(config))
-
-    write({}, {})
-    assert parse("--resume", tmp_path) == (GTPO, A1_A2, tmp_path, None)
-    assert parse("--resume", tmp_path, "--on_step", "a:b").on_step == "a:b"
-    assert parse("--resume", tmp_path, "--steps", 0).settings == replace(GTPO, steps=0)
-    for settings, method, named in (
-            ({"speed": 1}, {}, "has a setting speed, which this version"), ({"seed": 1.0}, {}, "seed"), ({"reward": "zzz"}, {}, "--reward"),
-            ({"mitigation": "gone"}, {}, "no credit function gone"), ({"lr": None}, {}, "--lr"),
-            ({}, {"odd": 1}, "takes no --odd")):
-        write(settings, method)
-        assert named in refused(parse, "--resume", tmp_path)
-    assert "takes --steps, --on_step and no --config" in refused(parse, "--resume", tmp_path, "--config", "x")
-
-
-def test_the_settings_of_another_run_are_defaults(tmp_path):
-    """But not its folder, which exists; another method takes none of its hyper-parameters."""
-    def write(**settings):
-        config = {"settings": vars(GTPO) | {"out": "runs/a", "skip_unfinished": True} | settings, "method": A1_A2}
-        (file := tmp_path / "mine.json").write_text(json.dumps(config))
-        return file
-
-    same = replace(GTPO, skip_unfinished=True)
-    assert parse("--config", write()) == (same, A1_A2, None, None)
-    assert parse("--a1", 3, "--config", write(), "--steps=9")[:2] == (replace(same, steps=9), A1_A2 | {"a1": 3.0})
-    assert parse("--config", write(), "--mitigation", "gtpo").hyper_parameters == A1_A2
-    assert parse("--config", write(), "--mitigation", "dpo")[:2] == (replace(same, mitigation="dpo"), {"beta": 0.1})
-    assert "has a setting speed, which this version" in refused(parse, "--config", write(speed=1))
-    assert "--lr" in refused(parse, "--config", write(lr="fast"))
-    for content, named in (("{", "not valid JSON"), ('{"settings": {}}', "has no method")):
-        (tmp_path / "torn.json").write_text(content)
-        assert named in refused(parse, "--config", tmp_path / "torn.json")
-    assert "gone.json" in refused(parse, "--config", "gone.json")
-    write()
-    (tmp_path / "mine.json").rename(tmp_path / "config.json")
-    assert parse("--config", tmp_path).settings.lr == GTPO.lr
-    (tmp_path / "metrics.csv").touch()
-    with pytest.raises(ValueError, match="is a run folder: name the model in it, .*checkpoint"):
-        check_folder(tmp_path)
-
-
 @pytest.mark.parametrize("name, said", [("gone:log", "gone"), ("json", "module:function"), ("json:log", "log"),
-                                        (":log", "module:function"), ("json:__doc__", "is no function"),
-                                        ("tracking:log", "tracking needs gone: No module named 'gone'")])
-def test_a_function_that_is_not_there_is_one_sentence(name, said, tmp_path, monkeypatch):
-    (tmp_path / "tracking.py").write_text("import gone")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "tracking", raising=False)
+                                        (":log", "module:function"), ("json:__doc__", "is no function")])
+def test_a_function_that_is_not_there_is_one_sentence(name, said, monkeypatch):
     """And of several processes only the first one looks for it."""
-    with pytest.raises(ValueError, match=re.escape(f"--on_step {name}: ")) as error:
+    with pytest.raises(ValueError, match=f"\\A--on_step {name}: [^\n]*{said}[^\n]*\\Z"):
         flags.load_function(name)
-    assert said in str(error.value) and "\n" not in str(error.value)
     monkeypatch.setattr(flags, "leads", lambda: False)
     assert flags.load_function(name)({"step": 0}) is None
 
 
-def test_the_folder_is_named_after_every_flag_that_was_changed():
-    def name(*arguments):
-        s, hyper_parameters, *_ = parse(*arguments)
-        changed = flags.changed(s, Settings(), hyper_parameters, MITIGATIONS[s.mitigation])
-        return str(run_folder.default_folder(s.mitigation, s.seed, changed))
-
-    method = ["--mitigation", "outcome_conditional"]
-    assert name(*method, "--think_discount", 0.25) == "runs/outcome_conditional-think_discount0.25-seed0"
-    assert name(*method, "--think_discount", 0.5, "--seed", 3) == "runs/outcome_conditional-seed3"
-    assert name("--advantage", "rloo", "--lr", 1e-3) == "runs/none-advantagerloo-lr0.001-seed0"
-    assert name("--task", "some/where/my_task.py") == "runs/none-taskmy_task-seed0"
-    unnamed = ("--steps", 3, "--device", "cuda", "--model", "m", "--data", "d", "--eval_data", "e", "--out", "o")
-    assert name(*unnamed) == "runs/none-seed0"
+@pytest.mark.parametrize("words, name", [
+    ("--mitigation outcome_conditional --think_discount 0.25", "outcome_conditional-think_discount0.25-seed0"),
+    ("--mitigation outcome_conditional --think_discount 0.5 --seed 3", "outcome_conditional-seed3"),
+    ("--advantage rloo --lr 1e-3", "none-advantagerloo-lr0.001-seed0"),
+    ("--task some/where/my_task.py", "none-taskmy_task-seed0"),
+    ("--steps 3 --device cuda --model m --data d --eval_data e --out o", "none-seed0")])
+def test_the_folder_is_named_after_every_flag_that_was_changed(words, name):
+    s, hyper_parameters, *_ = parse(*words.split())
+    changed = flags.changed(s, Settings(), hyper_parameters, MITIGATIONS[s.mitigation])
+    assert run_folder.default_folder(s.mitigation, s.seed, changed) == Path("runs") / name
 
 
 # ------------------------------------------------------------------------------------------------------ files
@@ -233,8 +216,8 @@ def test_json_is_what_others_read_and_write(tmp_path):
 
 @pytest.mark.parametrize("read, content, said", [
     (read_json, b"{", "is not valid JSON"), (read_json, b"[1]", "does not hold a JSON object"),
-    (read_tensors, save({"a": torch.ones(9)})[:-1], "is not a complete safetensors file"),
-    (read_tensors, save({"a": torch.ones(9, dtype=torch.int8)}), "only floating-point weights")])
+    (read_tensors, safe.save({"a": torch.ones(9)})[:-1], "is not a complete safetensors file"),
+    (read_tensors, safe.save({"a": torch.ones(9, dtype=torch.int8)}), "only floating-point weights")])
 def test_a_broken_file_is_named(read, content, said, tmp_path):
     """Guards against quantized weights without their scales, which mean nothing."""
     (tmp_path / "x.y").write_bytes(content)
@@ -279,24 +262,24 @@ def counter(steps=0):
     return module
 
 
-def begin(run, s, columns=()):
-    """Create the folder of a run."""
-    return run_folder.Writer(run, s, {"k": 2}, {}, None).open(SOURCE, columns, resume=False)
-
-
 @pytest.fixture
 def new(tmp_path, monkeypatch):
     """A run that has only begun, and its settings: a state every 2 steps and a checkpoint every 3."""
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "additional_chat_templates").mkdir()
+    (tmp_path / "model" / "additional_chat_templates").mkdir(parents=True)
     for name in (*BESIDE, "config.json", "model.safetensors", "optimizer.pt", "trainer_state.json", "README.md"):
         (tmp_path / "model" / name).write_text("{}")
     (tmp_path / "r.part").mkdir()  # somebody's own
     (tmp_path / ".r.starting" / "old").mkdir(parents=True)  # of a run that was killed while it created its folder
     monkeypatch.setattr(sys, "argv", ["train.py", "--data", "my puzzles"])
     s = Settings(model=str(tmp_path / "model"), steps=5, state_every=2, checkpoint_every=3)
-    assert begin(tmp_path / "r", s, ["x"]) == (0, {})
+    assert Writer(tmp_path / "r", s, {"k": 2}, {}, None).open(SOURCE, ["x"], resume=False) == (0, {})
     return tmp_path / "r", s
+
+
+def save(run, s, step):
+    """Write what is due after a step."""
+    write_weights = lambda folder: (folder / "weights").write_text(str(step))
+    Writer(run, s, {"k": 2}, {"counter": counter(step)}, write_weights).save(step)
 
 
 @pytest.fixture
@@ -310,32 +293,25 @@ def counted(new):
         checksum = write_credit_log(run / "credit" / f"step-{step:06d}.npz", step, batch, batch.logprob)
         run_folder.append_row(run, dict.fromkeys(COLUMNS, 0) | {"step": step, "credit_checksum": checksum})
         (run / "samples.txt").write_text("of steps 1 to 4")
-        write_weights = lambda folder: (folder / "weights").write_text(str(step))
-        run_folder.Writer(run, s, {"k": 2}, {"counter": counter(step)}, write_weights).save(step)
+        save(run, s, step)
     return run, s
 
 
 def resume(run, s, learner=None, columns=("x",), logged=("mine",), **hyper_parameters):
     """Load a run to resume; how many steps are done."""
-    writer = run_folder.Writer(run, s, {"k": 2} | hyper_parameters, {"counter": learner or counter()}, None,
-                               logged=logged)
+    writer = Writer(run, s, {"k": 2} | hyper_parameters, {"counter": learner or counter()}, None, logged=logged)
     done, row = writer.open(SOURCE, columns, resume=True)
     assert row.get("step", 0) == done
     return done
 
 
-def bytes_of(run):
-    """All files of a run but the lock."""
-    files = [file for file in run.rglob("*") if file.is_file() and file.name != "lock"]
-    return {file: file.read_bytes() for file in files}
-
-
 def refuses(said, run, action, *arguments, **hyper_parameters):
     """Fails unless an action is refused in one sentence and changes nothing in a folder."""
-    before = bytes_of(run)
+    contents = lambda: {file: file.read_bytes() for file in run.rglob("*") if file.is_file() and file.name != "lock"}
+    before = contents()
     with pytest.raises(ValueError, match=rf"\A[^\n]*{said}[^\n]*\Z"):
         action(*arguments, **hyper_parameters)
-    assert bytes_of(run) == before
+    assert contents() == before
 
 
 def test_a_new_run_folder_holds_config_header_and_tokenizer(new):
@@ -350,22 +326,13 @@ def test_a_new_run_folder_holds_config_header_and_tokenizer(new):
     assert config["versions"].keys() == {"python", "torch", "numpy"}
     assert config["command"] == "python train.py --data 'my puzzles'"
     assert (run / "metrics.csv").read_text().strip() == ",".join([*COLUMNS, "x"])
-    refuses("exists", run, begin, run, s)
+    refuses("exists", run, Writer(run, s, {}, {}, None).open, SOURCE, (), False)
 
 
-def test_checkpoints_and_state_are_written_when_they_are_due(counted):
+def test_a_run_is_resumed_from_its_last_state_and_cut_back_to_it(counted):
     run, s = counted
-    assert run_folder.load_state(run)["step"] == 4
     assert (run / "checkpoint" / "weights").read_text() == "4"
     assert [file.parent.name for file in run.glob("checkpoints/*/tokenizer.json")] == ["step-000003"]
-    never = replace(s, state_every=0, checkpoint_every=0, steps=6)
-    for step in (5, 6):
-        run_folder.Writer(run, never, {}, {"counter": counter(step)}, lambda folder: None).save(step)
-        assert run_folder.load_state(run)["step"] == (4 if step == 5 else 6)  # the last step always writes one
-
-
-def test_a_resumed_run_is_cut_back_to_its_state(counted):
-    run, s = counted
     length, learner = len((run / "metrics.csv").read_text()), counter()
     (run / "credit" / "step-000002 (1).npz").touch()  # somebody's copy
     (run / "checkpoints" / "step-best").mkdir()
@@ -382,65 +349,65 @@ def test_a_resumed_run_is_cut_back_to_its_state(counted):
     assert (run / "samples.txt").read_text() == "of steps 1 to 4"
     assert sorted(p.name for p in run.glob("credit/*"))[-1] == "step-000004.npz"
     assert {p.name for p in run.glob("checkpoints/*")} == {"step-000003", "step-best"}
-    assert not [*run.rglob("*.part")]
-    assert read_json(run / "config.json")["settings"]["steps"] == 9
+    assert not [*run.rglob("*.part")] and read_json(run / "config.json")["settings"]["steps"] == 9
     assert resume(run, replace(s, steps=9), columns=()) == 4  # code that no longer measures x
     run_folder.append_row(run, {"step": 5, "reward": float("nan"), "x": 0.5})
     assert (run / "metrics.csv").read_text().splitlines()[-1] == "5" + "," * len(COLUMNS) + "0.5"
+    never = replace(s, state_every=0, checkpoint_every=0, steps=6)
+    for step, last in ((5, 4), (6, 6)):  # the last step always writes one
+        save(run, never, step)
+        assert run_folder.load_state(run)["step"] == last
 
 
 def edit(**fields):
     """How to change fields of a state."""
-    return lambda file: torch.save(torch.load(file) | fields, file)
+    return lambda run: torch.save(torch.load(run / "state.pt") | fields, run / "state.pt")
 
 
-STATES = {
-    "with code in it": edit(x=Path("a")),  # which is no tensor: only a pickle that runs code could make it
-    "half": lambda file: file.write_bytes(file.read_bytes()[:300]),
-    "of an older version": edit(layout=1),
-    "of another model": edit(learners={"other": {}}),
-    "of another size": edit(learners={"counter": {"steps": torch.ones(3)}}),
-    "a log that is gone": lambda file: (file.parent / "samples.txt").unlink(),
-    "a credit file of another run": lambda file: write_credit_log(
-        file.parent / "credit" / "step-000002.npz", 2, make_batch([2], [1.0]), torch.ones(1, 2)),
-}
+FALLS = {"linear_decay": True}
+REFUSED = {  # what is done to a run: what is said, settings, and what else a resumed run has
+    "code in the state": (edit(x=Path("a")), "state.pt"),  # no tensor: only a pickle that runs code could make it
+    "half a state": (lambda run: (run / "state.pt").write_bytes((run / "state.pt").read_bytes()[:300]), "state.pt"),
+    "an older version": (edit(layout=1), "state.pt is broken or was not written by this version"),
+    "another model": (edit(learners={"other": {}}), "state.pt does not fit"),
+    "another size": (edit(learners={"counter": {"steps": torch.ones(3)}}), "state.pt does not fit"),
+    "a log that is gone": (lambda run: (run / "samples.txt").unlink(), "samples.txt was changed since state.pt"),
+    "another run's credit": (lambda run: write_credit_log(run / "credit" / "step-000002.npz", 2, make_batch(
+        [2], [1.0]), torch.ones(1, 2)), "step-000002.npz is not the one"),
+    "another seed": (None, "state.pt was written with seed=0, but config.json says 1", {"seed": 1}),
+    "another k": (None, "state.pt was written with k=2, but config.json says 3", {}, {"k": 3}),
+    "a new column": (None, "metrics.csv has no column y", {}, {"columns": ["x", "y"]}),
+    "no log": (None, "credit has mine of batch.log, but the trial step nothing", {}, {"logged": ()}),
+    "another log": (None, "has mine of batch.log, but the trial step mine, new: log", {}, {"logged": ("mine", "new")}),
+    "fewer steps": (None, "already has 4 steps, more than --steps 3", {"steps": 3}),
+    "another tokenizer": (lambda run: (run.parent / "model" / "tokenizer.json").write_text("[]"),
+                          "tokenizer.json is not what .* began with"),
+    "another task": (lambda run: SOURCE.update({"the task": "def score"}), "the task is not what .* began with"),
+    "no step left": (lambda run: (run / "final.json").write_text('{"step": 9}'), "has finished its 9 steps",
+                     {"steps": 9}),
+    "another end of --linear_decay": (lambda run: edit(settings=torch.load(run / "state.pt")["settings"] | FALLS)(run),
+                                      "depends on its 5 steps: resume it without --steps", FALLS | {"steps": 9})}
 
 
-@pytest.mark.parametrize("case", STATES)
-def test_a_state_that_cannot_be_loaded_is_refused(case, counted):
-    run, s = counted
-    STATES[case](run / "state.pt")
-    refuses("state.pt", run, resume, run, s)
-
-
-def test_a_run_with_other_settings_or_inputs_than_it_began_with_is_not_resumed(counted, monkeypatch):
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_run_that_is_not_as_it_was_is_not_resumed(case, counted, monkeypatch):
     """Guards against a learning rate that jumps up where --linear_decay counts from the last step, too."""
+    (run, s), (change, said, settings, others) = counted, (*REFUSED[case], {}, {})[:4]
+    monkeypatch.setitem(SOURCE, "the task", SOURCE["the task"])
+    if change:
+        change(run)
+    refuses(said, run, resume, run, replace(s, **settings), **others)
+    if case == "no step left":
+        assert resume(run, replace(s, steps=8)) == 4 and not (run / "final.json").exists()
+
+
+def test_a_step_that_does_not_fit_the_logs_is_refused(counted):
     run, s = counted
-    refuses("state.pt was written with seed=0, but config.json says 1", run, resume, run, replace(s, seed=1))
-    refuses("state.pt was written with k=2, but config.json says 3", run, resume, run, s, k=3)
-    refuses("metrics.csv has no column y", run, resume, run, s, columns=["x", "y"])
     refuses("metrics.csv has no column y", run, run_folder.append_row, run, {"step": 5, "y": 1})
-    refuses("credit has mine of batch.log, but the trial step nothing", run, resume, run, s, logged=())
-    refuses("has mine of batch.log, but the trial step mine, new: log", run, resume, run, s, logged=("mine", "new"))
     for logged, said in (("mine",), "lacks mine"), ((), "has new"):
-        batch, writer = make_batch([2], [1.0]), run_folder.Writer(run, s, {}, {}, None, logged=logged)
+        batch, writer = make_batch([2], [1.0]), Writer(run, s, {}, {}, None, logged=logged)
         batch.log |= {} if logged else {"new": batch.entropy}
         refuses(f"batch.log {said} in step 5, unlike", run, writer.step, 5, batch, batch.entropy, {"step": 5})
-    refuses("already has 4 steps, more than --steps 3", run, resume, run, replace(s, steps=3))
-    tokenizer = Path(s.model) / "tokenizer.json"
-    tokenizer.write_text("[]")
-    refuses("tokenizer.json is not what .* began with", run, resume, run, s)
-    tokenizer.write_text("{}")
-    with monkeypatch.context() as patch:
-        patch.setitem(SOURCE, "the task", "def score")
-        refuses("the task is not what .* began with", run, resume, run, s)
-    (run / "final.json").write_text('{"step": 9}')
-    refuses("has finished its 9 steps", run, resume, run, replace(s, steps=9))
-    assert resume(run, replace(s, steps=8)) == 4 and not (run / "final.json").exists()
-    falls = replace(s, linear_decay=True)
-    edit(settings=vars(falls) | {"k": 2})(run / "state.pt")
-    refuses("depends on its 5 steps: resume it without --steps", run, resume, run, replace(falls, steps=9))
-    assert resume(run, falls) == 4
 
 
 def test_a_run_is_finished_without_the_pass_rate_that_it_was_not_asked_for(new):
@@ -449,23 +416,27 @@ def test_a_run_is_finished_without_the_pass_rate_that_it_was_not_asked_for(new):
     assert not is_finished(run)
     for k, final, finished in ((16, {"step": 5}, False), (16, {"step": 4, "pass@16": 0.5}, False),
                                (3, {"step": 5, "pass@3": 0.5}, True), (0, {"step": 5}, True)):
-        config = {"settings": vars(s) | {"pass_at": k}, "method": {}, "inputs": {}}
-        (run / "config.json").write_text(json.dumps(config))
-        (run / "final.json").write_text(json.dumps(final))
+        write_json(run / "config.json", {"settings": vars(s) | {"pass_at": k}, "method": {}, "inputs": {}})
+        write_json(run / "final.json", final)
         assert is_finished(run) == finished
 
 
 def test_a_second_process_does_not_write_a_run(counted, tmp_path):
     """It is told the number of the first one, until that one is dead."""
     run, s = shutil.copytree(counted[0], tmp_path / "copy"), counted[1]  # this process has locked the original
-    code = "import sys; from pathlib import Path; from plumbing import run_folder; " \
-           "run_folder.lock(Path(sys.argv[1])); print(flush=True); sys.stdin.read()"
-    command = [sys.executable, "-c", code, run]
-    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as first:
-        first.stdout.readline()
-        refuses(f"copy is being written by process {first.pid}: wait", tmp_path, resume, run, s)
-        first.kill()
-    assert resume(run, s) == 4
+    (run / "lock").write_text("9" * 99)  # of a process that is dead
+    if first := os.fork():
+        while not (tmp_path / "locked").exists():
+            time.sleep(0.01)
+        refuses(f"copy is being written by process {first}: wait", tmp_path, resume, run, s)
+        os.kill(first, signal.SIGKILL)
+        os.waitpid(first, 0)
+        assert resume(run, s) == 4
+    else:
+        run_folder.lock(run)
+        (tmp_path / "locked").touch()
+        time.sleep(60)
+        os._exit(1)
 
 
 def test_samples_are_the_first_response_to_each_of_three_puzzles(tmp_path):
@@ -473,10 +444,10 @@ def test_samples_are_the_first_response_to_each_of_three_puzzles(tmp_path):
     batch = SimpleNamespace(text=list("abcdefgh"), task=task, puzzles=[4, 5, 6, 7],
                             reward=torch.arange(8) / 10, advantage=torch.arange(8) - 2.0)
     run_folder.write_samples(tmp_path, 5, batch)
-    heads = (tmp_path / "samples.txt").read_text().split("\n")
-    assert heads[:2] == ["=== step 5  4 -> ?  reward 0.00  advantage -2.00", "a"]
-    assert heads[3:5] == ["=== step 5  5 -> ?  reward 0.20  advantage +0.00", "c"]
-    assert heads[6:] == ["=== step 5  6 -> ?  reward 0.40  advantage +2.00", "e", "", ""]
+    assert (tmp_path / "samples.txt").read_text() == "".join(
+        f"=== step 5  {puzzle} -> ?  reward {reward}  advantage {advantage}\n{text}\n\n"
+        for puzzle, reward, advantage, text in
+        ((4, "0.00", "-2.00", "a"), (5, "0.20", "+0.00", "c"), (6, "0.40", "+2.00", "e")))
 
 
 def test_progress_is_a_line_now_and_then(capsys, monkeypatch):

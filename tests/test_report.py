@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from plumbing import report
-from tests.fixtures import check_texts
 
 
 def test_clustered_mean_by_hand():
@@ -59,61 +58,3 @@ def test_t_statistics_by_the_textbook():
     expected = [statistics.mean(x) / (statistics.stdev(x) / math.sqrt(len(x))) for x in samples if len(x) >= 30]
     assert 2 < len(expected) < 8
     np.testing.assert_allclose(report.t_statistics(values, position), expected, rtol=1e-9)
-
-
-def test_tokens_are_wrapped_without_loss():
-    """Guards against a token that vanishes, overlaps its neighbour, or is pushed to the next line though it fits."""
-    texts = [" Maybe", " 5", "\n", "<answer>", "1+2=", "x" * 9, "\n", "", "y"]
-    placed = report.place_tokens(texts, 12)
-    assert [text for *_, text in placed] == [" Maybe", " 5", "↵", "<answer>", "1+2=", "x" * 9, "↵", "■", "y"]
-    assert [(x, y) for x, y, _ in placed] == [
-        (0, 0), (6, 0), (8, 0), (0, 1), (8, 1), (0, 2), (9, 2), (0, 3), (1, 3)]
-
-
-def test_a_heading_ends_before_the_picture_does(tmp_path, figures):
-    """Guards against a last letter that is cut: at the picture's 200 dots an inch a letter is wider by rounding."""
-    heading = "m" * 500
-    report.draw_blocks([(heading, ["a"], np.ones(1))], "a label", tmp_path / "a.png")
-    figures[0].set_layout_engine("none")
-    [text] = [text for text in figures[0].axes[0].texts if text.get_weight() == "bold"]
-    assert text.get_text().replace("\n", "").startswith("m" * 300)
-    figures[0].set_dpi(200)
-    for weight in ("bold", "normal"):
-        text.set_weight(weight)
-        figures[0].draw_without_rendering()
-        assert text.get_window_extent().x1 <= figures[0].bbox.x1
-
-
-def test_a_letter_of_several_tokens_is_one_box():
-    """Guards against halves of a letter that show as two, a value that is lost, and a token that ends one letter and
-    begins the next."""
-    parts = "你".encode(), " é".encode()
-    tokens = [b"a", parts[0][:1], parts[0][1:], parts[1][:2], parts[1][2:], b"", "好!".encode()]
-    texts, values = report.whole_letters(tokens, np.array([1.0, 2, -3, 4, 1, 6, np.nan]))
-    assert texts == ["a", "你", " é", "", "好!"]
-    assert values[:4].tolist() == [1, -3, 4, 6] and np.isnan(values[4])
-    assert report.whole_letters([b"\x80", b"\x80b"], np.ones(2)) == (["\ufffd\ufffdb"], [1])
-
-
-def test_every_letter_has_a_cell_of_its_own():
-    """Guards against accents that are drawn over a neighbour: alone, as the Thai vowel, or before their letter."""
-    assert report.visible("e\u0301a\u0301") == "éá"
-    assert report.visible("\u0301x q\u0301 กี") == "□x q□ " + report.visible("ก") + "□"
-    assert report.visible("a\nb\tc") == "a↵b⇥c"
-
-
-HARD = "Wj|_^$\\{}`\t\n\r\0\x1b\x85\xa0\xad é à Ǻ ß Ж ש ع ก ี 你 😀 \u0301\u200b\u200d\u2028\ufe0f\ufffd\U0010ffff ﬁ"
-
-
-@pytest.mark.filterwarnings("error")
-def test_any_text_fits_the_picture(tmp_path, figures):
-    """Guards against letters that overlap or that the font lacks, $ taken for a formula, and type too small to read."""
-    rng = np.random.default_rng(0)
-    letters = [*HARD * 9, *" etaoin" * 90, *map(chr, rng.integers(32, 0xD800, 600))]
-    def words(count, longest):
-        return ["".join(rng.choice(letters, rng.integers(0, longest))) for _ in range(count)]
-    blocks = [(" ".join(["Step", *words(count, 9)]), words(tokens, longest), rng.normal(0, 1e-6, tokens))
-              for count, tokens, longest in ((1, 1, 3), (90, 60, 4), (90, 600, 9), (2, 40, 200))]
-    blocks.append(("$\\frac{$", ["$x_1$", "$\\frac{$"], np.zeros(2)))
-    report.draw_blocks(blocks, "a label", tmp_path / "a.png")
-    check_texts(figures[0])

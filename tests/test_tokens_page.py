@@ -130,6 +130,14 @@ document.body.append(Object.assign(document.createElement("pre"), {id: "seen", t
 </script>"""
 
 
+def whole_letters(parts, values):
+    """Texts and values of tokens, given as bytes; those that share a letter are one, with the value larger in size."""
+    begins = [i for i, part in enumerate(parts) if not part or part[0] < 0x80 or part[0] >= 0xC0]
+    pieces = [slice(*ends) for ends in zip(begins, [*begins[1:], len(parts)])]
+    return ([b"".join(parts[piece]).decode() for piece in pieces],
+            np.array([max(values[piece], key=abs) for piece in pieces]))
+
+
 @pytest.mark.skipif(CHROMIUM is None, reason="Chromium runs the page, and is not here")
 @pytest.mark.parametrize("width", [360, 1100])
 def test_a_browser_shows_every_response_by_every_measure(page, tmp_path, width):
@@ -146,7 +154,7 @@ def test_a_browser_shows_every_response_by_every_measure(page, tmp_path, width):
     columns = log | {"log p": log["logprob"]}
     for s in seen:
         own = log["response_id"] == int(s["response"])
-        texts, values = report.whole_letters(rows[int(s["response"])], columns[s["measure"]][own])
+        texts, values = whole_letters(rows[int(s["response"])], columns[s["measure"]][own])
         scale = np.abs(columns[s["measure"]][log["step"] == int(s["step"])]).max()
         assert s["texts"] == [text.replace("\n", "↵").replace("\t", "⇥") or "■" for text in texts]
         assert [float(share.rstrip("%")) for _, share in s["styles"]] == pytest.approx(100 * np.abs(values) / scale, rel=0.01, abs=0.01)

@@ -51,9 +51,9 @@ def test_batches_hold_only_training_puzzles_and_mark_the_response(tokenizer, pol
 def test_imitation_learns_the_responses_and_not_the_prompts(tokenizer, policy):
     """Guards against a loss on the wrong column or token: a model trained on one batch predicts its responses."""
     torch.manual_seed(0)
-    model = warm_start.new_model(tokenizer.size)
+    model = warm_start.new_model(tokenizer.size, "small")
     tokens, mask = (x[:2] for x in next(warm_start.batches(policy, generate_puzzles(50, "train"), 1, 0)))
-    warm_start.imitate(model, iter([(tokens, mask)] * 40), 40)
+    warm_start.imitate(model, iter([(tokens, mask)] * 60), 60)
     right = model(tokens[:, :-1]).argmax(-1) == tokens[:, 1:]  # (2, S - 1)
     response, padding = mask[:, 1:], tokens[:, 1:] == 0  # (2, S - 1)
     assert right[response].float().mean() > 0.95
@@ -72,7 +72,7 @@ def test_reinforcement_can_teach_the_bundled_models(name):
 
 def test_a_model_is_built_and_reported_on(tmp_path, monkeypatch, capsys):
     """Guards against a tokenizer that splits numbers, a folder that train.py can't load, and shares of another part."""
-    monkeypatch.setattr(sys, "argv", ["warm_start.py", "--size", "small", "--steps", "1", "--out", str(tmp_path / "m")])
+    monkeypatch.setattr(sys, "argv", f"warm_start.py --size small --steps 1 --puzzles 3000 --out {tmp_path}/m".split())
     monkeypatch.setattr(warm_start, "report", lambda folder, task: None)
     warm_start.main()
     monkeypatch.undo()

@@ -6,7 +6,6 @@
 The first is how the original work counted, whose patterns matched no tag. The second leaves out the spaces that some
 tokenizers, such as Qwen's, write before a number. Several runs are compared.
 """
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -31,18 +30,12 @@ def no_spaces(log: dict[str, np.ndarray], run: Path) -> np.ndarray:
 TYPES = {"original": tags_as_filler, "no_spaces": no_spaces}
 
 
-def read_log(run: Path, types: str) -> dict[str, np.ndarray]:
-    """The credit log of a run as analyze.py reads it, with other roles."""
-    log = analyze.read_log(run)
-    return log | {"role": TYPES[types](log, run)}
-
-
 def main() -> None:
     """analyze.py, which reads its logs by the function above."""
     parser = new_parser(description=__doc__, usage="python -m lab.original.roles --types TYPES RUN [RUN ...]")
     parser.add_argument("--types", choices=list(TYPES), required=True, help="see above")
     given, words = parser.parse_known_args()
-    analyze.main(words, partial(read_log, types=given.types))
+    analyze.main(words, lambda run: (log := analyze.read_log(run)) | {"role": TYPES[given.types](log, run)})
 
 
 if __name__ == "__main__":

@@ -6,13 +6,9 @@ and nearly all of it goes to tokens with p near 1. The original did not rescale:
 
 Run it:  python -m lab.original.undetached --mitigation inverse_undetached --epsilon 0.1 --normalize none
 """
-from contextlib import contextmanager
-from typing import Iterator
-
 from torch import Tensor
 
 import train
-from methods import MITIGATIONS
 from mitigations import reweighting
 from plumbing.registry import require
 from rollout import TokenBatch
@@ -24,20 +20,10 @@ def inverse_undetached(batch: TokenBatch, epsilon: float = 0.1) -> Tensor:
     return epsilon / (batch.logprob.abs() + epsilon) ** 2
 
 
-@contextmanager
-def registered() -> Iterator[None]:
-    """Inside of it the function is among those of train.py."""
-    reweighting(inverse_undetached)
-    try:
-        yield
-    finally:
-        MITIGATIONS.pop("inverse_undetached")
-
-
 def main() -> None:
     """train.py with this function among its own."""
-    with registered():
-        train.main()
+    reweighting(inverse_undetached)
+    train.main()
 
 
 if __name__ == "__main__":

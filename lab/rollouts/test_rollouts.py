@@ -1,18 +1,20 @@
-"""Other programs' rollouts: TRL's own trainer, verl's form, plain jsonl, and files that are none."""
+"""Other programs' rollouts: TRL's own trainer, verl's form, plain jsonl, and what is none."""
 import json
 import re
+import runpy
 import shutil
-import subprocess
 import sys
 from collections import Counter
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
+import analyze
 from grpo import compare
 from lab.rollouts import __main__ as program
 from lab.rollouts import trl as beside
@@ -29,7 +31,6 @@ from tests.random_checkpoints import randomize
 from tests.test_chat import CHATML, folder
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "trl.md"
 
 
 def convert(*words):
@@ -97,11 +98,11 @@ def rare(completions, **_):
 @pytest.fixture(scope="module")
 def trl_run(tmp_path_factory):
     """Four steps of GRPOTrainer with a random model, two of them with new rollouts, prompts of several lengths and
-    columns of log_extra, written as docs/trl.md says; and log-prob and entropy (n,) of the tokens by the trainer."""
+    columns of log_extra, recorded; and log-prob and entropy (n,) of the tokens by the trainer."""
     trl, datasets = pytest.importorskip("trl"), pytest.importorskip("datasets")
-    path, own, seen = tmp_path_factory.mktemp("trl"), {}, []
+    path, seen = tmp_path_factory.mktemp("trl"), []
     (path / "rollouts-0.jsonl").write_text("of an earlier run in this folder")
-    exec(re.search(r"```python\n(import json.*?)```", PAGE.read_text(), re.S)[1], own)
+    from lab.rollouts.recorder import RolloutTrainer  # which needs TRL
     tokenizer = PreTrainedTokenizerFast.from_pretrained(BUNDLED)
     model = small_model(tokenizer)
     config = trl.GRPOConfig(
@@ -109,7 +110,7 @@ def trl_run(tmp_path_factory):
         logging_steps=1, log_completions=True, num_completions_to_print=0, learning_rate=0.002, use_cpu=True,
         report_to=[], save_steps=1, temperature=0.9, disable_tqdm=True, reward_weights=[1.0, 0.5], num_iterations=2)
     prompts = [f"Make {i}{' now' * (i - 20)} from 3, 4 and 5." for i in range(20, 40)]
-    trainer = recording(own["RolloutTrainer"], seen)(
+    trainer = recording(RolloutTrainer, seen)(
         model, [length, rare], config, datasets.Dataset.from_dict({"prompt": prompts}), processing_class=tokenizer)
     trainer.save_model(path / "checkpoint-0")
     trainer.train()
@@ -131,6 +132,32 @@ def test_log_p_is_that_of_trl(trl_run, tmp_path):
         for name in ("advantage", "reward"):
             assert log[name][first] == pytest.approx([row[name] for row in rows if row["step"] == step])
         assert np.ptp(log["advantage"]) > 1 and np.array_equal(log["credit"], log["advantage"])
+
+
+def test_the_recorder_by_hand(tmp_path, monkeypatch):
+    """Without TRL: the second of two processes. Guards against the other's rewards, rows of an evaluation, padding, a
+    response that TRL masks and is lost or paid, and rows of an earlier run, which stay where a run is resumed."""
+    batch = {"prompt_ids": torch.tensor([[0, 7], [8, 9]]), "prompt_mask": torch.tensor([[0, 1], [1, 1]]),
+             "completion_ids": torch.tensor([[5, 1, 0], [6, 6, 6]]), "advantages": torch.tensor([0.5, -1.0]),
+             "completion_mask": torch.tensor([[1, 1, 0], [0, 0, 0]])}
+    trl = SimpleNamespace(GRPOTrainer=type("", (), {"_generate_and_score_completions": lambda self, inputs: inputs}))
+    monkeypatch.setitem(sys.modules, "trl", trl)
+    recorder, file = runpy.run_path(ROOT / "lab" / "rollouts" / "recorder.py"), tmp_path / "rollouts-1.jsonl"
+    rows = [{"step": 1, "reward": 4.5, "prompt_ids": [7], "completion_ids": [5, 1], "advantage": 0.5},
+            {"step": 1, "reward": 2.0, "prompt_ids": [8, 9], "completion_ids": [6, 6, 6], "advantage": 0.0}]
+    file.write_text("of an earlier run")
+    for step, training, found in ((0, True, 2), (3, True, 4), (3, False, 4), (0, True, 2)):
+        trainer = recorder["RolloutTrainer"]()
+        vars(trainer).update(
+            args=SimpleNamespace(output_dir=tmp_path), state=SimpleNamespace(global_step=step),
+            accelerator=SimpleNamespace(process_index=1, num_processes=2), model=SimpleNamespace(training=training),
+            _logs={"rewards": {"a": [9, 9, 4, 4], "b": [9, 9, 0.25, -1.0], "c": [9, 9, float("nan"), 0.0]}},
+            reward_func_names=["a", "b", "c"], reward_weights=torch.tensor([1.0, 2.0, 1.0]))
+        assert trainer._generate_and_score_completions(batch) is batch
+        written = [json.loads(line) for line in file.read_text().splitlines()]
+        assert len(written) == found and written[:2] == rows and written[-1]["step"] == step + 1
+    trainer._generate_and_score_completions(batch)
+    assert len(file.read_text().splitlines()) == 4  # of a run's later steps, too
 
 
 def test_trl_from_parquet_alone(trl_run, tmp_path, refusal):
@@ -180,7 +207,7 @@ def sampled():
     return batch, rows
 
 
-def test_ids_give_what_the_sampler_recorded(sampled, tmp_path, read):
+def test_ids_give_what_the_sampler_recorded(sampled, tmp_path, read, capsys):
     """Guards against a credit of rows in another order, and another advantage than the one asked for."""
     batch, rows = sampled
     shuffled = [rows[i] for i in (0, 5, 4, 1, 9, 8, 2, 3, 6, 7, 11, 10)]
@@ -189,8 +216,9 @@ def test_ids_give_what_the_sampler_recorded(sampled, tmp_path, read):
     rows_of = lambda x: torch.cat([x[i][batch.mask[i]] for i in order]).numpy()
     for name in ("tokens", "logprob", "entropy", "logit_grad", "role"):
         np.testing.assert_allclose(log[name.removesuffix("s")], rows_of(getattr(batch, name)), atol=2e-5, rtol=0)
-    analyze_run = [sys.executable, ROOT / "analyze.py", tmp_path / "0"]
-    text = subprocess.run(analyze_run, check=True, capture_output=True, text=True).stdout
+    capsys.readouterr()
+    analyze.main([str(tmp_path / "0")])
+    text = capsys.readouterr().out
     assert f"| {len(log['token'])} | 100.0% |" in re.sub(" +", " ", text) and "nan" not in text
     assert (tmp_path / "0" / "analysis" / "tokens.html").stat().st_size > 9999
     batch.advantage = compare(batch, "rloo")
@@ -372,11 +400,11 @@ def test_log_p_tells_who_wrote(sharper, tokens, said):
 def test_the_variance_of_log_p(policy):
     """Against a weighted covariance of the bundled model's log-probs."""
     tokens = torch.tensor([[5, 9, 7, 3], [2, 4, 0, 0]])
-    asked = policy.model, [[1, 8]], torch.tensor([0, 0]), tokens, tokens > 0
-    found = read_responses(program.facts, *asked)  # (2, 4, 4)
+    found = read_responses(program.facts, policy.model, [[1, 8]], torch.tensor([0, 0]), tokens, tokens > 0)  # (2, 4, 4)
     log_p = policy.model(torch.tensor([[1, 8, 5, 9, 7]]))[0, 1:].log_softmax(-1)
     expected = torch.stack([torch.cov(x, aweights=x.exp(), correction=0) for x in log_p])
     torch.testing.assert_close(found[0, :, 3], expected, atol=1e-4, rtol=1e-4)
+
 
 @pytest.mark.parametrize("content, said", [
     ("", "holds no rollout"), ('{"prompt": "a"', "line 1: "), ("[1, 2]", "row 1: it is no object"),
@@ -409,25 +437,20 @@ def test_a_damaged_or_unlikely_file_is_one_sentence(content, said, tmp_path, ref
 
 
 @pytest.mark.parametrize("flags, said", [
-    (["--mitigation", "ppo"], "needs critic"), (["--mitigation", "dpo"], "needs reference"),
-    (["--mitigation", "vineppo"], "have no grader"), (["--mitigation", "regrade_ablation"], "have no grader"),
-    (["--model", ""], "name the folder of the model"), (["--temperature", 0], "--temperature"),
-    (["--advantage", "zzz"], "theirs"), (["--dtype", "int8"], "bfloat16"),
-    (["--rewards", "c"], "--rewards names 'c'; the columns")])
-def test_flags_that_cannot_work_are_one_sentence(flags, said, sampled, tmp_path, refusal):
-    file = write(tmp_path / "a.jsonl", sampled[1])
-    assert said in refusal(program, file, "--model", BUNDLED, "--out", tmp_path / "r", *flags)
-    assert not (tmp_path / "r").exists()
-
-
-def test_a_mixture_and_no_file_are_one_sentence(sampled, tmp_path, refusal):
-    rows = sampled[1]
-    mixed = write(tmp_path / "a.jsonl", [rows[0] | {"advantage": 1.0}, *rows[1:]])
+    ("--mitigation ppo", "needs critic"), ("--mitigation dpo", "needs reference"), ("--dtype int8", "bfloat16"),
+    ("--mitigation vineppo", "have no grader"), ("--mitigation regrade_ablation", "have no grader"),
+    ("--temperature 0", "--temperature"), ("--advantage zzz", "theirs"), ("--model=", "name the folder of the model"),
+    ("--rewards c", "--rewards names 'c'; the columns"), ("--out {}/empty", "empty exists: remove it, or choose"),
+    ("{}/mixed.jsonl", "some rows have an advantage"), ("{}/gone", "there is no file"), ("", "name the files"),
+    ("{}/empty", "there is no .jsonl or .parquet in"),
+    ("{}/two.jsonl", "line 25: step 1 comes after step 2: two runs in one file?")])
+def test_what_cannot_work_is_one_sentence(flags, said, sampled, tmp_path, refusal):
+    """Flags behind the name of a good file, or other files."""
+    rows, words = sampled[1], flags.format(tmp_path).split()
+    write(tmp_path / "a.jsonl", rows)
+    write(tmp_path / "mixed.jsonl", [rows[0] | {"advantage": 1.0}, *rows[1:]])
+    write(tmp_path / "two.jsonl", [row | {"step": n} for n in (1, 2, 1) for row in rows])
     (tmp_path / "empty").mkdir()
-    for words, said in (([mixed], "some rows have an advantage"), ([tmp_path / "gone"], "there is no file"),
-                        ([], "name the files"), ([tmp_path / "empty"], "there is no .jsonl or .parquet in"),
-                        ([write(tmp_path / "two.jsonl", [row | {"step": n} for n in (1, 2, 1) for row in rows])],
-                         "line 25: step 1 comes after step 2: two runs in one file?")):
-        assert said in refusal(program, *words, "--model", BUNDLED, "--out", tmp_path / "r")
-    assert "empty exists: remove it, or choose another --out" in refusal(
-        program, mixed, "--model", BUNDLED, "--out", tmp_path / "empty")
+    good, usual = tmp_path / "a.jsonl", ("--model", BUNDLED, "--out", tmp_path / "r")
+    assert said in refusal(program, *((good, *usual, *words) if flags[:2] == "--" else (*words, *usual)))
+    assert not (tmp_path / "r").exists()

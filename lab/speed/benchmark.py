@@ -13,7 +13,6 @@ import os
 import statistics
 import subprocess
 import sys
-from collections import defaultdict
 from pathlib import Path
 
 from lab.quiet import quiet
@@ -34,11 +33,9 @@ NOTE = ("Written by `python -m lab.speed.benchmark`, TRL's rows with `--trl`, on
 
 def take_turns(what: str, rivals: dict[str, subprocess.Popen], case: dict) -> dict[str, list[float]]:
     """The rate of each program in each counted round of a case. All take turns, and sample with the round's number."""
-    found = defaultdict(list)
-    for i in follow(what, range(WARM_UPS + ROUNDS)):
-        for name, process in rivals.items():
-            found[name].append(turn(name, process, case, seed=i))
-    return {name: values[WARM_UPS:] for name, values in found.items()}
+    rounds = [{name: turn(name, process, case, seed=i) for name, process in rivals.items()}
+              for i in follow(what, range(WARM_UPS + ROUNDS))]
+    return {name: [rates[name] for rates in rounds[WARM_UPS:]] for name in rivals}
 
 
 def table_rows(what: str, rates: dict[str, list[float]]) -> list[list[str]]:
@@ -64,36 +61,28 @@ def start(kind: str, threads: int, processes: int = 1) -> subprocess.Popen:
 def turn(name: str, process: subprocess.Popen, case: dict, seed: int) -> float:
     """Tokens per second of one case."""
     print(json.dumps(case | {"seed": seed}), file=process.stdin, flush=True)
-    reply = process.stdout.readline()
-    if not reply:
+    if not (reply := process.stdout.readline()):
         fail(f"{name} stopped without an answer to {case}; its own message is above")
     tokens, took = json.loads(reply)
     return tokens / took
 
 
-def contest(work: str, how: str, rivals: dict[str, subprocess.Popen], puzzles: int = PUZZLES,
-            cases: dict[str, dict] = REAL) -> list[list[str]]:
-    """Compare the rate of the first process with each other's in every case, then end them all."""
-    rows = []
-    with contextlib.ExitStack() as stack:
-        for process in rivals.values():
-            stack.enter_context(process)
-        for case_name, case in cases.items():
-            what = f"{work}, {puzzles} x {ANSWERS} {case_name}, {how}"
-            rows += table_rows(what, take_turns(what, rivals, case | {"puzzles": puzzles, "work": work}))
-    return rows
-
-
 def compete(trl: bool) -> list[list[str]]:
     """The sampler against transformers' generate; a whole step against TRL's, if asked for, and in two processes of one
-    thread against one of two threads."""
-    rivals = {"ours": start("ours", THREADS), "transformers' generate": start("transformers", THREADS)}
-    rows = contest("sampler", f"{THREADS} threads", rivals, Settings.questions, FIXED | REAL)
-    if trl:
-        rivals = {"ours": start("ours", THREADS), "TRL's GRPOTrainer": start("trl", THREADS)}
-        rows += contest("step", f"{THREADS} threads", rivals)
-    rivals = {"ours": start("ours", 1, processes=2), "one process of two threads": start("ours", THREADS)}
-    return rows + contest("step", "two processes", rivals)
+    thread against one of two threads. Each process ends with its contest."""
+    several, ours = f"{THREADS} threads", ("ours", THREADS)
+    contests = [("sampler", several, Settings.questions, FIXED | REAL,
+                 {"ours": ours, "transformers' generate": ("transformers", THREADS)})]
+    contests += [("step", several, PUZZLES, REAL, {"ours": ours, "TRL's GRPOTrainer": ("trl", THREADS)})] * trl
+    contests += [("step", "two processes", PUZZLES, REAL, {"ours": ("ours", 1, 2), "one process of two threads": ours})]
+    rows = []
+    for work, how, puzzles, cases, programs in contests:
+        with contextlib.ExitStack() as stack:
+            rivals = {name: stack.enter_context(start(*given)) for name, given in programs.items()}
+            for name, case in cases.items():
+                what = f"{work}, {puzzles} x {ANSWERS} {name}, {how}"
+                rows += table_rows(what, take_turns(what, rivals, case | {"puzzles": puzzles, "work": work}))
+    return rows
 
 
 def main() -> None:

@@ -32,11 +32,6 @@ FILES = {"countdown-tiny": ROOM / "data/ground_truth.npz", "countdown-small": RO
 SPLITS = 20  # of each half of the rollouts into quarters
 
 
-def noise_alone(truth: dict) -> np.ndarray:
-    """How far apart A* from either half of the rollouts is (N,): twice the size of A*'s noise."""
-    return np.abs(np.diff(truth["a_star_halves"].astype(float), axis=1)[:, 0])
-
-
 def few_tokens(truth: dict) -> Estimate:
     """The share of A*^2 on the tenth of the tokens with the largest abs(A*), with its interval over puzzles.
 
@@ -48,7 +43,7 @@ def few_tokens(truth: dict) -> Estimate:
         solved = truth["solved"][:, 1 - half]
         for _ in range(SPLITS):
             quarter = rng.hypergeometric(solved, tried - solved, tried // 2)  # (N,)
-            square = a_star_of(truth, quarter, tried // 2) * a_star_of(truth, solved - quarter, tried // 2)
+            square = np.prod([a_star_of(truth, x, tried // 2)[0] for x in (quarter, solved - quarter)], axis=0)
             parts.append(sums(truth["group"].astype(int), square * chosen, square))
     return bootstrap(share, np.mean(parts, axis=0))
 
@@ -71,16 +66,15 @@ def laws(truth: dict) -> dict[str, Estimate]:
 def agreement(truth: dict) -> tuple[float, int, float]:
     """Chi squared of the responses' V_0 around their puzzle's weighted mean, its degrees of freedom, and how probable a
     larger one is where only the rollouts differ (Wilson and Hilferty's normal approximation)."""
-    first = truth["position"] == 0
-    value, error, puzzle = (truth[name][first].astype(float) for name in ("value", "value_error", "group"))
-    known, total = error > 0, 0.0
-    for p in np.unique(puzzle[known]):
-        use = known & (puzzle == p)
-        weight = error[use] ** -2
-        total += float((weight * (value[use] - np.average(value[use], weights=weight)) ** 2).sum())
-    freedom = int(known.sum()) - len(np.unique(puzzle[known]))
-    z = ((total / freedom) ** (1 / 3) - 1 + 2 / (9 * freedom)) / math.sqrt(2 / (9 * freedom))
-    return total, freedom, math.erfc(z / math.sqrt(2)) / 2
+    known = (truth["position"] == 0) & (truth["value_error"] > 0)
+    value, error, puzzle = (truth[name][known] for name in ("value", "value_error", "group"))
+    weight, puzzle = error**-2.0, puzzle.astype(int)
+    total, each = sums(puzzle, weight * value, weight).T  # (Q,) each
+    mean = total / np.maximum(each, 1e-30)  # of each puzzle
+    chi = float((weight * (value - mean[puzzle]) ** 2).sum())
+    freedom = len(puzzle) - int((each > 0).sum())
+    z = ((chi / freedom) ** (1 / 3) - 1 + 2 / (9 * freedom)) / math.sqrt(2 / (9 * freedom))
+    return chi, freedom, math.erfc(z / math.sqrt(2)) / 2
 
 
 def table_laws(truths: dict[str, dict]) -> Table:
@@ -101,9 +95,9 @@ def table_few(truths: dict[str, dict]) -> Table:
     """Do few tokens decide, and does a cheap size find them?"""
     rows = []
     for name, truth in truths.items():
-        other = -np.expm1(truth["logprob"])
+        other, noise = -np.expm1(truth["logprob"]), np.ptp(truth["a_star_halves"].astype(float), axis=1)  # (N,) each
         rows.append([name, cell(few_tokens(truth)), cell(share_of(truth, top_tenth(other), squares(truth))),
-                     *(cell(rank_pair(other, y, truth)[0]) for y in (np.abs(truth["a_star"]), noise_alone(truth)))])
+                     *(cell(rank_pair(other, size, truth)[0]) for size in (np.abs(truth["a_star"]), noise))])
     return Table("Do few tokens decide?", (
         "The share of A* squared on the tenth of the tokens with the largest abs(A*), selected by one half of the "
         "rollouts, squared by the quarters of the other; then on the tenth with the largest 1 - p. The rank "
@@ -116,9 +110,9 @@ def table_few(truths: dict[str, dict]) -> Table:
 def main() -> None:
     """Write checks.md from the published truths."""
     truths = {name: read_truth(file) for name, file in FILES.items()}
-    tables = [table_laws(truths), table_few(truths)]
-    (ROOM / "checks.md").write_text("\n".join(map(str, tables)), encoding="utf-8")
-    print(f"{tables[0]}\n{tables[1]}\nwrote {ROOM / 'checks.md'}")
+    text = f"{table_laws(truths)}\n{table_few(truths)}"
+    (ROOM / "checks.md").write_text(text, encoding="utf-8")
+    print(f"{text}\nwrote {ROOM / 'checks.md'}")
 
 
 if __name__ == "__main__":

@@ -9,17 +9,18 @@ that begin with another token, independent of everything behind t,
     A*_t = (1 - p_t) (V_{t+1} - U_t)                    Var A*_t = (1 - p_t)^2 (Var V_{t+1} + Var U_t)
 
 |A*_t| <= 1 - p_t, exactly. A* is the truth about success under *this* policy, not under a perfect player. Beside it
-stand the verdicts of an exact solver (solver.py) and every method's credit; scoring.py says how close each comes.
+stand the verdicts of the task's exact solver and every method's credit; scoring.py says how close each comes.
 
 Run it:  python -m lab.truth.measure                                   128 responses of the bundled model
          python -m lab.truth.measure --rollouts 200                    adds rollouts to those of an earlier call
 """
-import argparse
 import json
 import time
+from argparse import Namespace
 from functools import partial
 from pathlib import Path
-from typing import Callable
+from types import ModuleType
+from typing import Any, Callable
 
 import numpy as np
 import torch
@@ -27,29 +28,39 @@ import torch
 from grpo import compare
 from lab.heads import find_heads, fitted_methods
 from lab.picture import draw
-from lab.statistics import spread_within
-from lab.truth.file import by_response
 from lab.truth.scoring import all_scores, score_tables
-from lab.truth.solver import KINDS, solver_columns, token_kinds
 from methods import MITIGATIONS
-from methods.oracle import SURE, work_backwards
-from plumbing.files import read_arrays, replace_file
+from methods.oracle import SURE
+from plumbing.files import read_arrays, replace_file, require
 from plumbing.flags import check_range, new_parser
 from plumbing.launch import check, check_lengths, with_model
 from plumbing.metrics import log_columns, reply_length
-from plumbing.progress import Progress, follow, one_sentence
+from plumbing.progress import follow, one_sentence
 from plumbing.registry import check_pure
 from plumbing.report import Table
-from queries import ROWS_AT_ONCE, Queries
-from queries import continue_and_grade
+from queries import ROWS_AT_ONCE, Queries, continue_and_grade
 from rollout import Policy, TokenBatch, draw_uniforms, sample, seed_of, token_batch
 from settings import Settings
-from tasks.text import FILLER
 from start import CHOICES, load_policy
+from tasks.arithmetic import find_calculations
+from tasks.text import anchors
 from turns import replies
 
 PACKET = 8  # rollouts that start together; the two halves of a packet belong to two independent estimates
 SAVE_EVERY = 10.0  # seconds
+FLAGS = (  # name, default, meaning
+    ("task", "countdown", "a name or a path, as of train.py"),
+    ("model", "", "a model folder, such as a run's checkpoint; empty: the task's own"),
+    ("data", "", ".jsonl or .parquet of puzzles; empty: generated ones"),
+    ("questions", 16, "held-out puzzles"),
+    ("answers", 8, "responses to each"),
+    ("rollouts", 100, "per token, times 1 - p"),
+    ("max_new_tokens", 140, "a longer response is cut off"),
+    ("seed", 0, "of responses and rollouts"),
+    ("critic_batches", 100, "of 96 responses, for `ppo`; 0: no method is scored that needs a head"),
+    ("device", "cpu", "any torch device"),
+    ("dtype", "float32", "of the model"),
+    ("out", "runs/truth", "folder"))
 
 
 def packets_wanted(logprob: np.ndarray, rollouts: int) -> np.ndarray:
@@ -64,8 +75,7 @@ def chunks(packets: np.ndarray, position: np.ndarray) -> list[np.ndarray]:
     order = np.argsort(position, kind="stable")  # (N,)
     order = order[packets[order] > 0]
     chunk = np.cumsum(packets[order]) * PACKET // ROWS_AT_ONCE
-    parts = np.split(order, np.flatnonzero(np.diff(chunk)) + 1) if len(order) else []
-    return [parts[i] for i in np.random.default_rng(0).permutation(len(parts))]
+    return [order[chunk == c] for c in np.random.default_rng(0).permutation(np.unique(chunk))]
 
 
 def roll(policy: Policy, puzzles: list, truth: dict, rows: np.ndarray, packets: np.ndarray, seed: int,
@@ -92,97 +102,96 @@ def sample_truth(policy: Policy, puzzles: list, truth: dict, rollouts: int, seed
     """Bring every token to the number of rollouts it should have, and save now and then. Adds to the columns packets,
     solved and sampled of `truth`; `complete` says whether all rollouts were made."""
     missing = np.maximum(packets_wanted(truth["logprob"], rollouts) - truth["packets"], 0)  # (N,)
-    saved, done, progress = time.perf_counter(), 0, Progress("rollouts", int(missing.sum()) * PACKET)
-    truth["complete"] = np.array(False)
-    for rows in chunks(missing, truth["position"]):
+    saved, truth["complete"] = time.perf_counter(), np.array(False)
+    for rows in follow("rollouts", chunks(missing, truth["position"])):
         success, tokens = roll(policy, puzzles, truth, rows, missing[rows], seed, limit)
         halves = success.reshape(-1, 2, PACKET // 2).sum(2)  # (m, 2)
         np.add.at(truth["solved"], np.repeat(rows, missing[rows]), halves.astype(int))
         truth["packets"][rows] += missing[rows]
         truth["sampled"] += tokens
-        done += int(missing[rows].sum())
-        progress.show(done * PACKET)
         if time.perf_counter() - saved > SAVE_EVERY:
             save()
             saved = time.perf_counter()
     truth["complete"] = np.array(True)
 
 
-def backwards(weight: np.ndarray, value: np.ndarray, last: float) -> np.ndarray:
-    """`work_backwards` (L + 1,) of one response; weight and value are (L,)."""
-    return work_backwards(*(torch.tensor(x)[None] for x in (weight, value)), torch.tensor([last]))[0].numpy()
+def behind(truth: dict, weight: np.ndarray, value: np.ndarray, last: np.ndarray) -> np.ndarray:
+    """V_{t+1} (N,) behind each token, from V_t = V_{t+1} + weight_t (value_t - V_{t+1}) and `last` (N,) at the end of
+    a response: exactly V_{t+1} where value_t is."""
+    V = last.astype(float)
+    for i in np.flatnonzero(truth["position"])[::-1]:  # with a token before it
+        V[i - 1] = V[i] + weight[i] * (value[i] - V[i])
+    return V
 
 
-def values_of(logprob: np.ndarray, solved: np.ndarray, tried: np.ndarray, success: float) -> tuple[np.ndarray, ...]:
-    """V (L + 1,) and A* (L,) of one response, of whose tokens solved (L,) of tried (L,) rollouts succeeded. Where there
-    were none, U counts as V_{t+1}, so that A* is 0."""
-    weight, U = np.where(tried > 0, -np.expm1(logprob.astype(float)), 0.0), solved / np.maximum(tried, 1)  # (L,) each
-    V = backwards(weight, U, success)  # (L + 1,)
-    return V, weight * (V[1:] - U)
-
-
-def a_star_of(truth: dict, solved: np.ndarray, tried: np.ndarray) -> np.ndarray:
-    """A* (N,) from some of the rollouts: of tried (N,) solved (N,) succeeded."""
-    return np.concatenate([values_of(truth["logprob"][rows], solved[rows], tried[rows], truth["success"][rows[0]])[1]
-                           for rows in by_response(truth)])
-
-
-def values_and_errors(logprob: np.ndarray, solved: np.ndarray, tried: np.ndarray, success: float) -> np.ndarray:
-    """V, its standard error, A*, its standard error (4, L) of the tokens of one response.
-    Arguments as of `values_of`. Where there were no rollouts, the bound 1 - p is the error of A*. The variance of U is
-    that of one more rollout, with V_{t+1} as its success: the plain rate claims certainty when all rollouts agree.
-    Over half of the distance between halves, by root mean square, that is 1.06, 0.98, 1.00 and 1.01 in the files of
-    checks.md, the last of few rollouts first; of Laplace's (solved + 1) / (tried + 2) 1.40, 1.21, 1.01 and 1.02."""
-    other, at_least_one = -np.expm1(logprob.astype(float)), np.maximum(tried, 1)  # (L,) each
-    weight, (V, a_star) = np.where(tried > 0, other, 0.0), values_of(logprob, solved, tried, success)
-    rate = (solved + V[1:]) / (tried + 1)  # (L,)
-    variance_U = rate * (1 - rate) / at_least_one  # (L,)
-    # (1 - w)^2 x + w^2 y = x + u (w^2 y / u - x) with u = w (2 - w), so the variance follows V's recursion.
-    variance = backwards(weight * (2 - weight), weight * variance_U / (2 - weight), 0.0)  # (L + 1,)
-    error = np.where(tried > 0, other * np.sqrt(variance[1:] + variance_U), other)  # (L,)
-    return np.stack((V[:-1], np.sqrt(variance[:-1]), a_star, error))
+def a_star_of(truth: dict, solved: np.ndarray, tried: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """A* (N,), and V behind each token (N,), where solved (N,) of tried (N,) rollouts succeeded; without any, U counts
+    as V_{t+1}, so that A* is 0."""
+    weight, U = np.where(tried > 0, -np.expm1(truth["logprob"].astype(float)), 0.0), solved / np.maximum(tried, 1)
+    later = behind(truth, weight, U, truth["success"])
+    return weight * (later - U), later
 
 
 def add_values(truth: dict) -> None:
-    """Columns value, value_error, a_star, a_star_error (N,); a_star_halves (N, 2) is from each half of the rollouts."""
-    tried, solved, logprob = truth["packets"] * PACKET, truth["solved"], truth["logprob"]
-    values = np.zeros((4, len(logprob)))
-    for rows in by_response(truth):
-        values[:, rows] = values_and_errors(logprob[rows], solved[rows].sum(1), tried[rows], truth["success"][rows[0]])
-    halves = np.column_stack([a_star_of(truth, solved[:, half], tried // 2) for half in (0, 1)])
-    truth |= dict(zip(("value", "value_error", "a_star", "a_star_error"), values)) | {"a_star_halves": halves}
+    """Columns value, value_error, a_star, a_star_error (N,); a_star_halves (N, 2) is from each half of the rollouts.
+    Where there were no rollouts, the bound 1 - p is the error of A*. The variance of U is that of one more rollout,
+    with V_{t+1} as its success: the plain rate claims certainty when all rollouts agree. Over half of the distance
+    between halves, by root mean square, the error of A* is 0.98 to 1.06 in the files of checks.md."""
+    other, tried, solved = -np.expm1(truth["logprob"].astype(float)), truth["packets"] * PACKET, truth["solved"]
+    a_star, later = a_star_of(truth, solved.sum(1), tried)
+    weight, rate = np.where(tried > 0, other, 0.0), (solved.sum(1) + later) / (tried + 1)  # (N,) each
+    variance_U = rate * (1 - rate) / np.maximum(tried, 1)  # (N,)
+    # (1 - w)^2 x + w^2 y = x + u (w^2 y / u - x) with u = w (2 - w), so the variance follows V's recursion.
+    variance = behind(truth, weight * (2 - weight), weight * variance_U / (2 - weight), 0 * other)  # (N,) of V_{t+1}
+    truth |= {"value": later - a_star, "value_error": np.hypot((1 - weight) * variance**0.5, weight * variance_U**0.5),
+              "a_star": a_star, "a_star_error": np.where(tried > 0, other * np.sqrt(variance + variance_U), other),
+              "a_star_halves": np.column_stack([a_star_of(truth, half, tried // 2)[0] for half in solved.T])}
 
 
 def table_facts(truth: dict) -> Table:
     """How much was measured, and how precisely."""
-    first, tried, size = truth["position"] == 0, truth["packets"] > 0, np.abs(truth["a_star"])
+    first, tried = truth["position"] == 0, truth["packets"] > 0
     rows = [["puzzles, responses, tokens", f"{len(np.unique(truth['group']))}, {first.sum()}, {len(tried):,}"],
             ["rollouts, tokens sampled for them", f"{truth['packets'].sum() * PACKET:,}, {truth['sampled']:,}"],
             [f"tokens with rollouts (1 - p above {SURE:g})", f"{tried.mean():.1%}"],
             ["standard error of A*, with rollouts: root mean square",
-             f"{np.sqrt(np.mean(truth['a_star_error'][tried] ** 2)):.3f}"],
-            ["share of the sum of abs(A*) on filler", f"{size[truth['role'] == FILLER].sum() / size.sum():.1%}"],
-            ["effective sample size of A*, as a share of a response",
-             f"{spread_within(truth['a_star'], truth['response'].astype(int))['effective sample size']:.2f}"]]
+             f"{np.sqrt(np.mean(truth['a_star_error'][tried] ** 2)):.3f}"]]
     return Table("What was measured", "How much was sampled, and how exact A* is.", ["", ""], rows)
+
+
+def solver_columns(text: str, spans: list[tuple[int, int]], puzzle: Any, task: ModuleType) -> np.ndarray:
+    """Whether success is within reach (2, L) before and after each token of a response: 1 yes, 0 no, -1 unknown.
+
+    A task says so after each token (`within_reach`) or after each part of a calculation (`reachable`): then all other
+    tokens have -1, and a number of several tokens is judged as a whole, at its first token.
+    """
+    if hasattr(task, "within_reach"):
+        after = task.within_reach(text, spans, puzzle)
+        return np.stack((np.append(1, after[:-1]), after)).astype(np.int8)
+    found, where = np.full((2, len(spans)), -1, np.int8), anchors(text, spans)
+    for verdicts, parts in zip(task.reachable(text, puzzle) if hasattr(task, "reachable") else (),
+                               find_calculations(text)):
+        for i, (start, end) in enumerate(parts):
+            first = np.flatnonzero((where >= start) & (where < end))[:1]  # none where a token covers several parts
+            found[:, first] = np.reshape(verdicts[i : i + 2], (2, 1))
+    return found
 
 
 def describe(batch: TokenBatch, settings: dict) -> dict:
     """The columns of ground_truth.npz that are known before any rollout."""
     truth = log_columns(0, batch, batch.advantage[:, None].expand(batch.mask.shape))
     del truth["credit"]  # every method's credit is in `credits`
-    N, puzzles, labels = len(truth["token"]), [batch.puzzles[g] for g in batch.group.tolist()], []
-    truth["success"] = np.repeat(batch.success.cpu().numpy().astype(np.float32), batch.mask.sum(1).tolist())
-    for rows, text, spans, puzzle in zip(by_response(truth), batch.text, batch.spans, puzzles):
-        stops = [0] + [stop for _, stop in spans]
-        labels.append((token_kinds(text, spans, truth["role"][rows], truth["in_answer"][rows]),
-                       *solver_columns(text, spans, puzzle, batch.task),
-                       [text[a:b] for a, b in zip(stops, stops[1:])]))
-    names = "kind", "reachable_before", "reachable", "piece"
-    truth |= {name: np.concatenate(columns) for name, columns in zip(names, zip(*labels))}
-    return truth | {"kinds": np.array(KINDS), "prompts": np.array([batch.task.show(puzzle) for puzzle in puzzles]),
-                    "settings": np.array(json.dumps(settings)), "packets": np.zeros(N, int),
-                    "solved": np.zeros((N, 2), int), "sampled": np.array(0)}
+    N, puzzles = len(truth["token"]), [batch.puzzles[g] for g in batch.group.tolist()]
+    written = list(zip(batch.text, batch.spans, puzzles, strict=True))
+    before, after = np.concatenate([solver_columns(*response, batch.task) for response in written], 1)  # (N,) each
+    pieces = [text[a:b] for text, spans, _ in written
+              for a, b in zip([0, *(stop for _, stop in spans)], (stop for _, stop in spans))]
+    return truth | {
+        "success": np.repeat(batch.success.cpu().numpy().astype(np.float32), batch.mask.sum(1).tolist()),
+        "reachable_before": before, "reachable": after, "piece": np.array(pieces),
+        "prompts": np.array([batch.task.show(puzzle) for puzzle in puzzles]),
+        "settings": np.array(json.dumps(settings)), "packets": np.zeros(N, int),
+        "solved": np.zeros((N, 2), int), "sampled": np.array(0)}
 
 
 def add_credit(truth: dict, batch: TokenBatch, wanted: list[str]) -> None:
@@ -197,9 +206,8 @@ def add_credit(truth: dict, batch: TokenBatch, wanted: list[str]) -> None:
 def read_rollouts(truth: dict, file: Path) -> None:
     """Take over the rollouts of an existing file. ValueError if it is broken, or about other responses."""
     old = read_arrays(file, ("settings", "token", "packets", "solved", "sampled"))
-    if old["settings"] != truth["settings"] or not np.array_equal(old["token"], truth["token"]):
-        raise ValueError(f"{file} is about other responses: choose another --out, or the settings it was made with, "
-                         f"{old['settings']}")
+    require(old["settings"] == truth["settings"] and np.array_equal(old["token"], truth["token"]),
+            f"{file} is about other responses: choose another --out, or its settings, {old['settings']}")
     truth |= {name: old[name] for name in ("packets", "solved", "sampled")}
 
 
@@ -209,30 +217,20 @@ def save_truth(truth: dict, file: Path) -> None:
     replace_file(file, lambda part: np.savez(part, **truth))
 
 
-def arguments() -> argparse.Namespace:
+def arguments() -> Namespace:
     """The command line."""
     parser = new_parser(description=__doc__)
-    parser.add_argument("--task", default="countdown", help="a name or a path, as of train.py (default countdown)")
-    parser.add_argument("--model", default="", help="a model folder, such as a run's checkpoint; empty: the task's own")
-    parser.add_argument("--data", default="", help=".jsonl or .parquet of puzzles; empty: generated ones")
-    parser.add_argument("--questions", type=int, default=16, help="held-out puzzles (default 16)")
-    parser.add_argument("--answers", type=int, default=8, help="responses to each (default 8)")
-    parser.add_argument("--rollouts", type=int, default=100, help="per token, times 1 - p (default 100)")
-    parser.add_argument("--max_new_tokens", type=int, default=140, help="a longer response is cut off (default 140)")
-    parser.add_argument("--seed", type=int, default=0, help="of responses and rollouts (default 0)")
-    parser.add_argument("--critic_batches", type=int, default=100, help="of 96 responses, for `ppo` (default 100); "
-                        "0: no head is fitted, and no method that needs one is scored")
+    for name, default, meaning in FLAGS:
+        parser.add_argument(f"--{name}", type=type(default), default=default, choices=CHOICES.get(name),
+                            help=f"{meaning} (default {'empty' if default == '' else default})")
     parser.add_argument("--methods", nargs="+", default=[*MITIGATIONS], choices=MITIGATIONS, metavar="NAME",
                         help="to score (default all that can be asked)")
-    parser.add_argument("--device", default="cpu", help="any torch device (default cpu)")
-    parser.add_argument("--dtype", default="float32", choices=CHOICES["dtype"], help="of the model (default float32)")
     parser.add_argument("--only_rollouts", action="store_true", help="score nothing: cosines of updates need "
                         "a gradient of all weights for each puzzle, for which a large model has no room")
-    parser.add_argument("--out", type=Path, default=Path("runs/truth"), help="folder (default runs/truth)")
     return parser.parse_args()
 
 
-def prepare(args: argparse.Namespace) -> tuple[Policy, list, TokenBatch, dict]:
+def prepare(args: Namespace) -> tuple[Policy, list, TokenBatch, dict]:
     """Policy, puzzles, responses, and the columns known so far. ValueError for settings that can't work."""
     check_range(args, ("rollouts",), lowest=1)
     check_range(args, ("critic_batches",), lowest=0)
@@ -240,15 +238,14 @@ def prepare(args: argparse.Namespace) -> tuple[Policy, list, TokenBatch, dict]:
     alike = ("task", "model", "data", "answers", "max_new_tokens", "seed", "device", "dtype")
     s = with_model(Settings(eval_problems=args.questions, **{name: getattr(args, name) for name in alike}))
     check(s)
-    policy = load_policy(s)
+    policy, out = load_policy(s), Path(args.out)
     puzzles = policy.task.load("heldout", s.eval_problems, s.data)
     check_lengths(policy, puzzles, s)
-    args.out.mkdir(parents=True, exist_ok=True)
-    heads = find_heads(args.out, policy, args.critic_batches) if args.critic_batches else {}
+    out.mkdir(parents=True, exist_ok=True)
+    heads = find_heads(out, policy, args.critic_batches) if args.critic_batches else {}
     policy = policy._replace(heads=heads, reference=policy.model)
     uniforms = draw_uniforms(args.seed, "truth", len(puzzles), args.answers, args.max_new_tokens)
-    samples = sample(policy, puzzles, uniforms)
-    batch = token_batch(policy, puzzles, samples, s, step=0)
+    batch = token_batch(policy, puzzles, sample(policy, puzzles, uniforms), s, step=0)
     batch.ask = Queries(policy, batch, s, step=0)
     batch.advantage = compare(batch)
     task = {} if args.task == Settings.task else {"task": args.task}  # early files have none
@@ -260,8 +257,8 @@ def prepare(args: argparse.Namespace) -> tuple[Policy, list, TokenBatch, dict]:
 def main() -> None:
     """Sample responses, measure the truth about their tokens, and score the credit of every method against it."""
     args = arguments()
-    file = args.out / "ground_truth.npz"
-    with one_sentence(f"interrupted; the same command resumes from what is in {args.out}"):
+    out, file = Path(args.out), Path(args.out, "ground_truth.npz")
+    with one_sentence(f"interrupted; the same command resumes from what is in {out}"):
         policy, puzzles, batch, truth = prepare(args)
         if file.is_file():
             read_rollouts(truth, file)
@@ -269,13 +266,12 @@ def main() -> None:
         sample_truth(policy, puzzles, truth, args.rollouts, args.seed, args.max_new_tokens,
                      lambda: save_truth(truth, file))
         save_truth(truth, file)
-        if args.only_rollouts:
-            return print(f"{table_facts(truth)}\nwrote {file}")
-        scores = all_scores(batch, truth)
-    text = "\n".join(map(str, [table_facts(truth), *score_tables(scores, truth)]))
-    (args.out / "scores.md").write_text(text, encoding="utf-8")
-    draw(truth, args.out / "truth.png")
-    print(f"{text}\nwrote {args.out}: ground_truth.npz, scores.md and truth.png")
+        tables = [table_facts(truth)]
+        if not args.only_rollouts:
+            tables += score_tables(all_scores(batch, truth))
+            (out / "scores.md").write_text("\n".join(map(str, tables)), encoding="utf-8")
+            draw(truth, out / "truth.png")
+        print(*tables, f"wrote {out}", sep="\n")
 
 
 if __name__ == "__main__":

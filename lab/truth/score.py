@@ -23,11 +23,12 @@ from torch.nn.utils.rnn import pad_sequence
 from analyze import CONTROLS, method_name
 from grpo import compare
 from lab.estimates import cell, read_column
-from lab.picture import CAPTIONS, draw
+from lab.picture import draw
 from lab.truth.file import by_response, read_truth
-from lab.truth.scoring import ALL, HALVES, RIGHT_SIZES, WITHIN, credit_scores
+from lab.truth.scoring import ALL, HALVES, RIGHT_SIZES, WITHIN, Score, credit_scores
 from methods import MITIGATIONS
 from methods.heads import load_head
+from plumbing.files import require
 from plumbing.flags import changed, methods_help, new_parser, parse_with
 from plumbing.launch import with_model
 from plumbing.progress import one_sentence
@@ -42,9 +43,9 @@ from turns import replies
 
 TRUTH = Path(__file__).parent / "data"  # ground_truth.npz, and the critic of ppo
 SCORES = TRUTH.parent / "scores.md"  # of every method
-COLUMNS = {"rank, all tokens": (ALL, "Spearman"), "cosine of update": (ALL, "cosine of update"),
-           "location": (ALL, "location"), "rank in response": (WITHIN, "Spearman"),
-           "solver": (WITHIN, "solver")}  # where scores.md has each
+COLUMNS = {"rank, all tokens": ("spearman", ALL, "Spearman"), "cosine of update": ("cosine", ALL, "cosine of update"),
+           "location": ("location", ALL, "location"), "rank in response": ("within_spearman", WITHIN, "Spearman"),
+           "solver": ("solver", WITHIN, "solver")}  # its place in a Score, and in scores.md
 
 
 @dataclass
@@ -63,21 +64,21 @@ def recorded_samples(truth: dict, policy: Policy, puzzles: list) -> Samples:
     responses = by_response(truth)
     def grid(column: np.ndarray) -> Tensor:  # one value per token (N,), in rows by response (B, T), 0 on padding
         return pad_sequence([torch.from_numpy(column[rows]) for rows in responses], batch_first=True)
-    last = [rows[-1] for rows in responses]
     before = tuple(replies(policy, puzzles[truth["group"][rows[0]]], truth["token"][rows[:-1]].tolist())
                    for rows in responses)
+    last = truth["token"][[rows[-1] for rows in responses]]  # (B,)
     return Samples(
         tokens=grid(truth["token"].astype(np.int64)), mask=grid(np.ones(len(truth["token"]), bool)),
-        logprob=grid(truth["logprob"]), entropy=grid(truth["entropy"]), logit_grad=grid(truth["logit_grad"]),
-        ended=torch.from_numpy(np.isin(truth["token"][last], policy.tokenizer.end_tokens)), before=before)  # (B,)
+        **{name: grid(truth[name]) for name in ("logprob", "entropy", "logit_grad")},
+        ended=torch.from_numpy(np.isin(last, policy.tokenizer.end_tokens)), before=before)
 
 
 def recorded_puzzles(truth: dict, task: ModuleType) -> list:
     """The Q puzzles of a ground_truth.npz: the first of the task's held-out ones."""
     puzzles = task.load("heldout", json.loads(str(truth["settings"]))["questions"])
     _, first = np.unique(truth["group"][truth["position"] == 0], return_index=True)  # (Q,) responses
-    if truth["prompts"][first].tolist() != [task.show(puzzle) for puzzle in puzzles]:
-        raise ValueError("the task makes other puzzles than those of this truth: was it measured with --data?")
+    require(truth["prompts"][first].tolist() == [task.show(puzzle) for puzzle in puzzles],
+            "the task makes other puzzles than those of this truth: was it measured with --data?")
     return puzzles
 
 
@@ -85,14 +86,14 @@ def rebuild(truth: dict, policy: Policy, advantage: str = "grpo", normalize: str
     """The batch that a ground_truth.npz was made of. Randomness and token limit are those it was made with."""
     settings = json.loads(str(truth["settings"]))
     s = Settings(seed=settings["seed"], max_new_tokens=settings["max_new_tokens"], normalize=normalize)
-    if truth["token"].max() >= policy.tokenizer.size:
-        raise ValueError("the truth is about another model: this one has fewer tokens")
+    require(truth["token"].max() < policy.tokenizer.size,
+            "the truth is about another model: this one has fewer tokens")
     puzzles = recorded_puzzles(truth, policy.task)
     samples = recorded_samples(truth, policy, puzzles)
     batch = token_batch(policy, puzzles, samples, s, step=0)
     batch.ask = Queries(policy._replace(reference=policy.model), batch, s, step=0)
-    if not torch.allclose(batch.ask.reference_logprob, samples.logprob, atol=0.01):
-        raise ValueError("the truth is about another model: this one gives its tokens other probabilities")
+    require(torch.allclose(batch.ask.reference_logprob, samples.logprob, atol=0.01),
+            "the truth is about another model: this one gives its tokens other probabilities")
     batch.advantage = compare(batch, advantage)
     return batch
 
@@ -103,51 +104,41 @@ def best_method(ranks: dict[str, Estimate]) -> str:
                key=lambda name: np.nan_to_num(ranks[name].value, nan=-1.0))
 
 
-def own_scores(credit: np.ndarray, batch: TokenBatch, truth: dict) -> list[Estimate]:
-    """The scores of a credit (N,), one for each of COLUMNS."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # the matrices are so small that threads wait for each other, for minutes on busy cores
-    s = credit_scores({"": credit}, batch, truth)[""]
-    torch.set_num_threads(threads)
-    return [s.spearman, s.cosine, s.location, s.within_spearman, s.solver]
-
-
-def table_scores(name: str, own: list[Estimate], published: Path) -> Table:
+def table_scores(name: str, own: Score, published: Path) -> Table:
     """A credit's scores; then those of GRPO, a control and the best method, read from `published`."""
-    others = {column: read_column(published, *place) for column, place in COLUMNS.items()}
+    others = {column: read_column(published, *place) for column, (_, *place) in COLUMNS.items()}
     best = best_method(others["rank in response"])
     names = {"none": method_name("none"), "random": method_name("random"), best: f"{best} (best rank in response)",
              RIGHT_SIZES: f"{RIGHT_SIZES} (right sizes, one sign a response)", HALVES: HALVES}
-    rows = [[f"{name} (yours)", *map(cell, own)]]
-    rows += [[shown, *(cell(found[method]) for found in others.values())] for method, shown in names.items()
-             if method in others["solver"]]
+    rows = [[f"{name} (yours)", *(cell(getattr(own, field)) for field, *_ in COLUMNS.values())],
+            *([shown, *(cell(found[method]) for found in others.values())] for method, shown in names.items()
+              if method in others["solver"])]
     return Table(f"Credit of {name} against A*", (
         "Rank: correlation of ranks with those of A*; in response: centred in each response, over tokens with "
         "rollouts, empty where credit is the same on all of them. Cosine: of the updates that credit and A* cause. "
         "Location: the share of A* squared on the tenth with the largest abs(credit). Solver: rank in response, with "
         "the exact verdict instead of A*. Brackets: 95% intervals over puzzles. Half against half: A* from one half of "
-        f"the rollouts against the other. All rows but the first are of {published.name}."), ["method", *COLUMNS], rows)
+        f"the rollouts against the other. All rows but the first are of {published.name}."),
+        ["method", *COLUMNS], rows)
 
 
 def parse(arguments: list[str]) -> tuple[Options, dict]:
     """The options, and the credit function's hyper-parameters; exits where a flag is wrong."""
     parser = new_parser(usage="python -m lab.truth.score [--flag value ...]", description=__doc__,
                         epilog=methods_help(MITIGATIONS))
-    found = parse_with(parser, arguments, Options(), MITIGATIONS, CHOICES)
-    return found.settings, found.hyper_parameters
+    return parse_with(parser, arguments, Options(), MITIGATIONS, CHOICES)[:2]
 
 
 def load_batch(truth: dict, options: Options, needs: tuple[str, ...]) -> TokenBatch:
     """The batch of a truth, with the bundled model and what the credit function needs; heads lie with the truth."""
     settings, folder = json.loads(str(truth["settings"])), Path(options.truth or TRUTH)
-    s = with_model(Settings(task=settings.get("task", Settings.task), mitigation=options.mitigation))
-    if not (model := Path(s.model).with_name(settings["model"])).is_dir():
-        raise ValueError(f"{folder} is about the model {settings['model']}, and there is no {model}")
-    s = replace(s, model=str(model))
+    s = Settings(task=settings.get("task", Settings.task), mitigation=options.mitigation)
+    s = replace(s, model=str(Path(with_model(s).model).with_name(settings["model"])))
+    require(Path(s.model).is_dir(), f"{folder} is about the model {settings['model']}, and there is no {s.model}")
     policy = load_policy(s, needs=needs)
     for name in policy.heads:
-        if not (file := folder / f"{name}.safetensors").is_file():
-            raise ValueError(f"{file} is missing, and --mitigation {options.mitigation} needs it")
+        file = folder / f"{name}.safetensors"
+        require(file.is_file(), f"{file} is missing, and --mitigation {options.mitigation} needs it")
         policy.heads[name] = load_head(name, folder, policy.model)
     return rebuild(truth, policy, options.advantage, options.normalize)
 
@@ -155,21 +146,23 @@ def load_batch(truth: dict, options: Options, needs: tuple[str, ...]) -> TokenBa
 @one_sentence()
 def main() -> None:
     """Score one credit function, print the table, and draw its credit."""
+    torch.set_num_threads(1)  # the matrices are so small that threads wait for each other, for minutes on busy cores
     options, hyper_parameters = parse(sys.argv[1:])
-    chosen, file = options.mitigation, Path(options.out) / f"score-{options.mitigation}.png"
+    chosen, folder = options.mitigation, Path(options.truth or TRUTH)
     standard = Options(chosen, truth=options.truth, out=options.out)
     differences = changed(options, standard, hyper_parameters, MITIGATIONS[chosen])
     name = " ".join([chosen, *(f"{flag}={value}" for flag, value in differences.items())])
-    truth = read_truth(Path(options.truth or TRUTH) / "ground_truth.npz")
+    truth = read_truth(folder / "ground_truth.npz")
     batch = load_batch(truth, options, required(chosen, hyper_parameters))
     print(f"credit of {chosen}: seconds, or a minute if it samples continuations", file=sys.stderr)
     with torch.no_grad():
         assign = partial(MITIGATIONS[chosen], batch, **hyper_parameters)
         credit = check_pure(chosen, batch, assign)[batch.mask].numpy()  # (N,)
+    file = Path(options.out, f"score-{chosen}.png")
     file.parent.mkdir(parents=True, exist_ok=True)
-    draw(truth | {"credit": credit}, file, {"a_star": CAPTIONS["a_star"], "credit": f"Credit of {name}"})
-    published = Path(options.truth) / "scores.md" if options.truth else SCORES
-    print(f"{table_scores(name, own_scores(credit, batch, truth), published)}\nwrote {file}")
+    draw(truth, file, credit, f"credit of {name}")
+    published = folder / "scores.md" if options.truth else SCORES
+    print(f"{table_scores(name, credit_scores({name: credit}, batch, truth)[name], published)}\nwrote {file}")
 
 
 if __name__ == "__main__":

@@ -13,20 +13,18 @@ import numpy as np
 
 from lab.estimates import cell
 from lab.statistics import bootstrap, rank_pair, share, sums, within
-from lab.truth.solver import DECISIONS, KINDS
 from lab.updates import cosine_of, updates_of
 from plumbing.progress import follow
-from plumbing.report import Estimate, Table, clustered_mean, pm
+from plumbing.report import Estimate, Table
 from rollout import TokenBatch
 
-HALVES = "half against half"
 ALL, WITHIN = "Credit against A*, all tokens", "Credit against A* and the solver, within responses"  # two headings
-GRADIENT, RIGHT_SIZES = "A·‖onehot - p‖", "A·abs(A*)"  # RIGHT_SIZES: what sizes alone can reach
-LOCATED = ("none", "entropy_ratio", "vineppo", "ppo", "learned_importance", GRADIENT)  # in the table Where it lies
+HALVES = "half against half"
+RIGHT_SIZES = "A·abs(A*)"  # GRPO's sign with the sizes of A*, of the same rollouts: what sizes alone can reach
 
 
 class Score(NamedTuple):
-    """How close one credit is to A*; the notes of the tables say what each figure means."""
+    """How close one credit is to A*, over all tokens and within responses; the notes of the tables say how."""
 
     spearman: Estimate
     cosine: Estimate
@@ -37,7 +35,7 @@ class Score(NamedTuple):
 
 
 def score(x: np.ndarray, y: np.ndarray, truth: dict, cosine: Estimate) -> Score:
-    """How close credit x (N,) is to the truth y (N,), over all tokens and within responses."""
+    """How close credit x (N,) is to the truth y (N,)."""
     x, y = x.astype(float), y.astype(float)
     spearman, within_spearman = rank_pair(x, y, truth)
     return Score(spearman, cosine, share_of(truth, top_tenth(np.abs(x)), squares(truth)), within_spearman,
@@ -73,94 +71,25 @@ def credit_scores(credits: dict[str, np.ndarray], batch: TokenBatch, truth: dict
 
 
 def all_scores(batch: TokenBatch, truth: dict) -> dict[str, Score]:
-    """The score of every method, of the original's two measures, and of one half of the rollouts against the other."""
+    """The score of every method, of the right sizes, and of one half of the rollouts against the other."""
+    credits = dict(zip(truth["methods"].tolist(), truth["credits"]))
+    scores = credit_scores(credits | {RIGHT_SIZES: truth["advantage"] * np.abs(truth["a_star"])}, batch, truth)
     halves = truth["a_star_halves"].T
-    between = score(*halves, truth, cosine_of(*updates_of(list(halves), batch)))
-    scores = credit_scores(all_credit(truth), batch, truth) | {HALVES: between}
+    scores[HALVES] = score(*halves, truth, cosine_of(*updates_of(list(halves), batch)))
     unknown = Estimate(float("nan"))  # noise of A* would choose the tokens, and count as its size
     return scores | {name: scores[name]._replace(location=unknown) for name in (RIGHT_SIZES, HALVES)}
 
 
-def all_credit(truth: dict) -> dict[str, np.ndarray]:
-    """By name, the credit (N,) of every method, what the original work tabulated of GRPO's, and the right sizes.
-
-    RIGHT_SIZES is GRPO's sign with the sizes of A* (of the same rollouts, so with their errors). It is no ceiling:
-    weights could also tell which tokens had an A* of the other sign.
-    """
-    measures = seed_measures(truth) | {RIGHT_SIZES: truth["advantage"] * np.abs(truth["a_star"])}
-    return dict(zip(truth["methods"].tolist(), truth["credits"])) | measures
-
-
-def seed_measures(truth: dict) -> dict[str, np.ndarray]:
-    """The original's measure of GRPO's credit, and its gradient in logit space (N,), signed as the advantage."""
-    return {"A·abs(log p)": truth["advantage"] * -truth["logprob"],
-            GRADIENT: truth["advantage"] * truth["logit_grad"]}
-
-
-def score_tables(scores: dict[str, Score], truth: dict) -> list[Table]:
-    """All tables of scores.md but the first; the last two only where there are calculations, and a solver of them."""
-    decides = np.isin(truth["kind"], [KINDS.index(kind) for kind in DECISIONS])
-    return [table_pooled(scores), table_within(scores), table_sizes(truth),
-            *([table_kinds(truth)] if decides.any() else []),
-            *([table_solver(truth)] if (truth["reachable_before"][decides] == 1).any() else [])]
-
-
-def table_pooled(scores: dict[str, Score]) -> Table:
-    """Each method against A*, all tokens together."""
-    rows = [[name, cell(s.spearman), cell(s.cosine), cell(s.location)] for name, s in scores.items()]
-    return Table(ALL, (
+def score_tables(scores: dict[str, Score]) -> list[Table]:
+    """Both tables of scores: all tokens together, and counting only what differs within a response."""
+    return [Table(ALL, (
         "Rank correlation; cosine of the updates that credit and A* cause, in all parameters; location: the share of "
         "A* squared, by products of halves of the rollouts, on the tenth with the largest abs(credit), in which equal "
         "ones share the places left. Brackets: 95% intervals over puzzles, by bootstrap, of the cosine by jackknife. "
         "Half against half: A* from either half; halves that agree by r leave room for about sqrt(2 r / (1 + r))."),
-        ["method", "Spearman", "cosine of update", "location"], rows)
-
-
-def table_within(scores: dict[str, Score]) -> Table:
-    """Each method against A* and the solver, counting only what differs within a response."""
-    rows = [[name, cell(s.within_spearman), cell(s.within_pearson), cell(s.solver)] for name, s in scores.items()]
-    return Table(WITHIN, (
-        "Tokens with rollouts, ranks and values centred in each response; empty where credit is the same on all. "
-        "Solver: rank correlation with its verdict on operands, operators and results before which the target was "
-        "within reach: 0 where it stays so, -1 where it is lost."),
-        ["method", "Spearman", "Pearson", "solver"], rows)
-
-
-def table_sizes(truth: dict) -> Table:
-    """Does more gradient lie on the tokens that matter?"""
-    sizes = {f"abs({name})": np.abs(x) for name, x in seed_measures(truth).items()}
-    sizes |= {"entropy": truth["entropy"], "1 - p": -np.expm1(truth["logprob"])}
-    rows = [[name, *map(cell, rank_pair(x, np.abs(truth["a_star"]), truth))] for name, x in sizes.items()]
-    return Table("Size against abs(A*)", "Rank correlation over all tokens, and within responses over those with "
-                 "rollouts.", ["size", "all tokens", "within"], rows)
-
-
-def table_kinds(truth: dict) -> Table:
-    """How much of A*, and of some credit, lies on each kind of token."""
-    groups = {kind: truth["kind"] == k for k, kind in enumerate(KINDS[:-1])}  # unfinished: one token in a thousand
-    def means(x: np.ndarray, digits: int) -> list[str]:
-        return [pm(*clustered_mean(x[group], truth["group"][group].astype(int)), digits) for group in groups.values()]
-    listed = {name: credit for name, credit in all_credit(truth).items() if name in LOCATED}
-    rows = [["tokens"] + [f"{group.mean():.1%}" for group in groups.values()]]
-    for name, credit in ({"A*": truth["a_star"]} | listed).items():
-        size = np.abs(credit.astype(float))
-        rows.append([name, *means(size / size.mean(), 2)])
-    rows.append(["mean A*", *means(truth["a_star"], 3)])
-    return Table("Where it lies", (
-        "Mean abs(credit) of a kind of token over that of all, ± half of its 95% interval, clustered by puzzle. "
-        "Opening: words before a sentence's first calculation; verdict: a sentence without one."),
-        ["", *groups], rows)
-
-
-def table_solver(truth: dict) -> Table:
-    """What the policy's value says of the tokens that lose the target."""
-    rows, puzzle = [], truth["group"].astype(int)
-    for name in ("operand", "operator", "result"):
-        asked = (truth["kind"] == KINDS.index(name)) & (truth["reachable_before"] == 1)
-        lost, kept = asked & (truth["reachable"] == 0), asked & (truth["reachable"] == 1)
-        rows.append([name, f"{asked.sum():,}", f"{lost.sum() / asked.sum():.1%}" if asked.any() else "",
-                     *(pm(*clustered_mean(truth["a_star"][use], puzzle[use])) for use in (kept, lost))])
-    return Table("The solver's verdict and A*", (
-        "Tokens before which the target could be reached in the attempt being written; how many lose it; mean A* where "
-        "they keep it and where they lose it, ± half of its 95% interval, clustered by puzzle."),
-        ["", "tokens", "lose the target", "A*, kept", "A*, lost"], rows)
+        ["method", "Spearman", "cosine of update", "location"],
+        [[name, *map(cell, s[:3])] for name, s in scores.items()]), Table(WITHIN, (
+            "Tokens with rollouts, ranks and values centred in each response; empty where credit is the same on all. "
+            "Solver: rank correlation with its verdict on operands, operators and results before which the target was "
+            "within reach: 0 where it stays so, -1 where it is lost."),
+            ["method", "Spearman", "Pearson", "solver"], [[name, *map(cell, s[3:])] for name, s in scores.items()])]

@@ -28,7 +28,8 @@ def made_up(wins: int, responses: int, packets: int) -> dict:
 
 @pytest.mark.parametrize("wins", (2, 3))
 def test_a_truth_obeys_its_laws(wins):
-    """Guards against noise in the squares, V_0 (1 - V_0) of a noisy V_0, and errors that fit neither."""
+    """Guards against noise in the squares, V_0 (1 - V_0) of a noisy V_0, errors that fit neither, and checks that
+    anything passes."""
     truth = made_up(wins, 500, packets=8)
     square, products, mean = checks.laws(truth).values()
     chance = sum(math.comb(4, heads) for heads in range(wins, 5)) / 16  # V_0
@@ -38,21 +39,24 @@ def test_a_truth_obeys_its_laws(wins):
     assert products.low < 0 < products.high and mean.low < 0 < mean.high
     total, freedom, p = checks.agreement(truth)
     assert freedom == 250 and 0.7 * freedom < total < 1.3 * freedom and p > 1e-3
-
-
-def test_a_wrong_truth_breaks_them():
-    """Guards against checks that anything passes."""
-    truth = made_up(2, 500, packets=2)
     truth["a_star_halves"] = truth["a_star_halves"] * 0.8
-    assert checks.laws(truth)["sum of squares"].high < 1
     truth["value"] = truth["value"] + 0.2 * (truth["response"] % 2)
-    assert checks.agreement(truth)[2] < 1e-6
+    assert checks.laws(truth)["sum of squares"].high < 1 and checks.agreement(truth)[2] < 1e-6
+
+
+def test_laws_by_hand():
+    """Guards against V_0 (1 - V_0) with the noise that V_0^2 has, and a mean over tokens."""
+    truth = {"position": np.array([0, 1, 0]), "group": np.array([0, 0, 1]), "success": np.array([1.0, 1.0, 0.0]),
+             "a_star_halves": np.array([[0.3, 0.1], [0.2, 0.2], [-0.4, -0.2]])}  # V_0 by halves: 0.5, 0.7; 0.4, 0.2
+    variance = (0.6 - 0.5 * 0.7) + (0.3 - 0.4 * 0.2)
+    assert [law.value for law in checks.laws(truth).values()] == pytest.approx(
+        [(0.03 + 0.04 + 0.08) / variance, (0.5 * 0.3 - 0.07 + 0) / variance, (0.4 - 0.3) / 2])
 
 
 def test_chi_squared_by_hand():
-    """Guards against weights that are errors, and against a p-value of the wrong tail."""
-    truth = {"position": np.zeros(3, int), "value": np.array([0.2, 0.5, 0.9]), "value_error": np.array([0.1, 0.2, 0.3]),
-             "group": np.array([0, 0, 1])}
+    """Guards against weights that are errors, a value without an error, and against a p-value of the wrong tail."""
+    truth = {"position": np.zeros(4, int), "value": np.array([0.2, 0.5, 0.9, 0.0]), "group": np.array([0, 0, 1, 3]),
+             "value_error": np.array([0.1, 0.2, 0.3, 0.0])}
     mean = (0.2 * 100 + 0.5 * 25) / 125
     total, freedom, p = checks.agreement(truth)
     assert total == pytest.approx(100 * (0.2 - mean) ** 2 + 25 * (0.5 - mean) ** 2) and freedom == 1

@@ -4,20 +4,23 @@ import itertools
 import json
 import re
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 import countdown_task
 from countdown_task import Puzzle, grade
 from grpo import compare
 from lab import heads, statistics
+from lab.estimates import read_column
 from lab.truth import measure as gt
 from lab.truth.file import by_response, read_truth
+from lab.truth.scoring import ALL, HALVES, RIGHT_SIZES, WITHIN
 from methods import MITIGATIONS
-from queries import Queries
 from rollout import Policy, rollout
-from tests.fixtures import BUNDLED
+from tests.fixtures import BUNDLED, make_written
 from tests.plain import exact_moments
 from tests.test_grpo import tiny
 from settings import Settings
@@ -50,16 +53,15 @@ def tiny_policy():
 def described(policy, answers):
     """The columns of ground_truth.npz for responses of the tiny policy, before any rollout."""
     batch = rollout(policy, PUZZLES, Settings(answers=answers, max_new_tokens=LIMIT), step=1)
-    batch.ask = Queries(policy, batch, Settings(answers=answers, max_new_tokens=LIMIT), 1)
     batch.advantage = compare(batch)
     return gt.describe(batch, {})
 
 
 def sampled(policy, truth, rollouts, seed=0, save=lambda: None):
-    """The columns with rollouts, and with the values that follow from them."""
+    """What the rollouts come to; adds their columns, and the values that follow from them."""
     gt.sample_truth(policy, PUZZLES, truth, rollouts, seed, LIMIT, save)
     gt.add_values(truth)
-    return truth
+    return outcome(truth)
 
 
 def outcome(truth):
@@ -67,39 +69,13 @@ def outcome(truth):
     return truth["packets"].tolist(), truth["solved"].tolist(), int(truth["sampled"])
 
 
-def test_values_converge_to_those_of_all_continuations():
-    """Guards against rollouts with another limit, first token, prefix or puzzle, and errors that do not fit."""
-    policy = tiny_policy()
-    truth = sampled(policy, described(policy, 10), 500)
-    policy.model.double()
-    V, A = [], []
-
-    @functools.cache
-    def value(puzzle, prefix):
-        return exact_moments(policy, puzzle, prefix, LIMIT, lambda *graded: grade(*graded)["answer"])[0]
-
-    for rows in by_response(truth):
-        tokens, puzzle = truth["token"][rows].tolist(), PUZZLES[truth["group"][rows[0]]]
-        path = [value(puzzle, tuple(tokens[:t])) for t in range(len(tokens) + 1)]
-        V, A = V + path[:-1], A + np.diff(path).tolist()
-    assert len(np.unique(np.round(V, 6))) > 15
-    lengths = np.bincount(truth["response"])
-    assert lengths.min() < lengths.max() == LIMIT  # some end, some are cut off
-    for name, exact in (("value", V), ("a_star", A)):
-        error = truth[f"{name}_error"]
-        z = (truth[name] - exact) / np.maximum(error, 1e-9)
-        assert np.abs(truth[name] - exact).max() < 0.12
-        assert 0.7 < np.sqrt(np.mean(z[error > 1e-4] ** 2)) < 1.3
-    first, second = truth["a_star_halves"].T
-    tried = truth["packets"] > 0
-    assert (first + second) / 2 == pytest.approx(truth["a_star"], abs=1e-12)
-    assert 0.8 < np.sqrt(np.mean(((first - second) / 2 / truth["a_star_error"])[tried] ** 2)) < 1.2  # independent
-
-
 def test_values_backwards_by_hand():
     """Guards against a wrong recursion, wrong errors, and credit for a token without rollouts."""
     p, solved, tried = np.array([0.6, 0.9, 0.25]), np.array([1, 0, 3]), np.array([4, 0, 8])
-    V, V_error, A, A_error = gt.values_and_errors(np.log(p), solved, tried, 1.0)
+    truth = dict(position=np.arange(3), logprob=np.log(p), success=np.ones(3, np.float32), packets=tried / 8,
+                 solved=np.column_stack((solved, 0 * solved)))
+    gt.add_values(truth)
+    V, V_error, A, A_error = (truth[name] for name in ("value", "value_error", "a_star", "a_star_error"))
     # A* = (1 - p) (V behind the token - U): 0.75 (1 - 3/8) of the last, then 0.4 (0.53125 - 1/4) of the first
     assert A == pytest.approx([0.1125, 0, 0.46875])
     assert V == pytest.approx([0.41875, 0.53125, 0.53125])
@@ -130,9 +106,9 @@ def test_rollouts_are_the_same_however_they_are_sampled(tmp_path, monkeypatch):
     whole, first, second, seeded = (described(policy, 6) for _ in range(4))
     rows = np.isin(whole["response"], (2, 7))
     few = {k: v[rows] for k, v in whole.items() if v.shape and len(v) == len(rows)} | {"sampled": np.array(0)}
-    assert sampled(policy, few, 60)["solved"].tolist() == sampled(policy, whole, 60)["solved"][rows].tolist()
+    assert sampled(policy, seeded, 60, seed=1) != sampled(policy, whole, 60)
+    assert sampled(policy, few, 60)[1] == whole["solved"][rows].tolist()
     assert whole["complete"] and len(np.unique(few["solved"])) > 3
-    assert outcome(sampled(policy, seeded, 60, seed=1)) != outcome(whole)
 
     def interrupted(*arguments):
         if len(lengths) == 3:
@@ -143,7 +119,7 @@ def test_rollouts_are_the_same_however_they_are_sampled(tmp_path, monkeypatch):
 
     monkeypatch.setattr(gt, "ROWS_AT_ONCE", 40)
     monkeypatch.setattr(gt, "SAVE_EVERY", 0.0)
-    packets, _, tokens = outcome(sampled(policy, first, 24))
+    packets, _, tokens = sampled(policy, first, 24)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(gt, "continue_and_grade", interrupted)
         sampled(policy, first, 60, save=lambda: gt.save_truth(first, file))
@@ -151,18 +127,63 @@ def test_rollouts_are_the_same_however_they_are_sampled(tmp_path, monkeypatch):
     assert sum(packets) < saved["packets"].sum() < whole["packets"].sum()
     assert saved["sampled"] == tokens + sum(lengths) and not saved["complete"]
     gt.read_rollouts(second, file)
-    for rollouts in (60, 30):
-        assert outcome(sampled(policy, second, rollouts)) == outcome(whole)
+    assert [sampled(policy, second, rollouts) for rollouts in (60, 30)] == [outcome(whole)] * 2
 
 
-def test_the_facts_by_hand():
-    """Guards against an error over tokens without rollouts, and packets counted as rollouts."""
-    truth = dict(group=np.array([0, 0, 0, 2]), position=np.array([0, 1, 0, 0]), packets=np.array([2, 0, 1, 0]),
-                 sampled=np.array(1234), a_star_error=np.array([0.3, 0.1, 0.5, 0.1]), response=np.array([0, 0, 1, 2]),
-                 a_star=np.array([0.4, 0.0, -0.4, 0.2]), role=np.array([0, 0, 1, 2]))
-    facts = [row[1] for row in gt.table_facts(truth).rows]
-    assert facts == ["2, 3, 4", "24, 1,234", "50.0%", f"{np.sqrt((0.09 + 0.25) / 2):.3f}", "40.0%",
-                     f"{(0.5 + 1 + 1) / 3:.2f}"]
+def test_columns_of_responses_labelled_by_hand():
+    """Guards against verdicts on another token or response, on each piece of a number, or on words. (The verdicts
+    themselves: tests/test_arithmetic.py.)"""
+    written = [  # for (3, 4, 12) -> 5, which is 12 - 4 - 3 in any order: pieces, reachable before and after each
+        (" Maybe| |1|2| -| 4| =| 8|,", "..1.11.1.", "..1.11.1."), (" 8| +| 3| =| 1|1|.", "110.0..", "100.0.."),
+        (" How| 12| -| 3| =| 6|.", ".111.1.", ".111.0."), (" 3|*|4|=|12| </think>|\n|<ans|wer>|1|2", "110.0......",
+                                                            "100.0......")]
+    other = [(" Maybe| 4|*|2|=|8|.", ".111.1.", ".111.1.")]  # for (2, 4) -> 8
+    pieces = [[piece for row in rows for piece in row[0].split("|")] for rows in (written, other)]
+    before, after = ("".join(column) for column in list(zip(*written, *other))[1:])
+    batch = make_written(pieces, [0.5] * 2, [0, 1], success=torch.tensor([0.0, 1.0]),
+                         puzzles=[Puzzle((3, 4, 12), 5), Puzzle((2, 4), 8)])
+    truth = gt.describe(batch, {"seed": 3})
+    for name, expected in (("reachable_before", before), ("reachable", after)):
+        assert truth[name].tolist() == [-1 if verdict == "." else int(verdict) for verdict in expected]
+    assert truth["piece"].tolist() == sum(pieces, [])
+    assert truth["prompts"].tolist() == ["[3, 4, 12] -> 5", "[2, 4] -> 8"]
+    assert truth["success"].tolist() == [0] * len(pieces[0]) + [1] * len(pieces[1])
+    task = SimpleNamespace(within_reach=lambda text, spans, puzzle: np.array([1, 1, 0]))
+    assert gt.solver_columns("abc", [(0, 1), (1, 2), (2, 3)], None, task).tolist() == [[1, 1, 1], [1, 1, 0]]
+    assert gt.solver_columns("abc", [(0, 3)], None, SimpleNamespace()).tolist() == [[-1], [-1]]
+
+
+def test_values_converge_to_those_of_all_continuations():
+    """Guards against rollouts with another limit, first token, prefix or puzzle, and errors that do not fit."""
+    policy = tiny_policy()
+    truth = described(policy, 10)
+    sampled(policy, truth, 500)
+    policy.model.double()
+    V, A = [], []
+
+    @functools.cache
+    def value(puzzle, prefix):
+        return exact_moments(policy, puzzle, prefix, LIMIT, lambda *graded: grade(*graded)["answer"])[0]
+
+    for rows in by_response(truth):
+        tokens, puzzle = truth["token"][rows].tolist(), PUZZLES[truth["group"][rows[0]]]
+        path = [value(puzzle, tuple(tokens[:t])) for t in range(len(tokens) + 1)]
+        V, A = V + path[:-1], A + np.diff(path).tolist()
+    lengths = np.bincount(truth["response"])
+    assert len(np.unique(np.round(V, 6))) > 15 and lengths.min() < lengths.max() == LIMIT  # some end, some are cut off
+    for name, exact in (("value", V), ("a_star", A)):
+        error = truth[f"{name}_error"]
+        z = (truth[name] - exact) / np.maximum(error, 1e-9)
+        assert np.abs(truth[name] - exact).max() < 0.12
+        assert 0.7 < np.sqrt(np.mean(z[error > 1e-4] ** 2)) < 1.3
+    first, second = truth["a_star_halves"].T
+    tried = truth["packets"] > 0
+    assert (first + second) / 2 == pytest.approx(truth["a_star"], abs=1e-12)
+    assert 0.8 < np.sqrt(np.mean(((first - second) / 2 / truth["a_star_error"])[tried] ** 2)) < 1.2  # independent
+    truth["packets"][0], truth["a_star_error"][0], tried[0] = 0, 0.9, False  # a token without rollouts
+    assert [text for _, text in gt.table_facts(truth).rows] == [
+        f"2, 20, {len(tried)}", f"{8 * truth['packets'].sum():,}, {truth['sampled']:,}", f"{100 * tried.mean():.1f}%",
+        f"{np.linalg.norm(truth['a_star_error'][tried]) / tried.sum() ** 0.5:.3f}"]
 
 
 def test_the_command(tmp_path, monkeypatch, refusal):
@@ -183,14 +204,15 @@ def test_the_command(tmp_path, monkeypatch, refusal):
     assert truth["credits"][0] == pytest.approx(truth["advantage"])  # that of `none`
     settings = {"model": BUNDLED.name, "data": "", "questions": 2, "answers": 2, "max_new_tokens": 40, "seed": 0}
     assert json.loads(str(truth["settings"])) == settings  # no path of this machine
-    text = (folder / "scores.md").read_text(encoding="utf-8")
-    assert all(f"| {name} " in text for name in scored) and "nan" not in text
+    tables = [read_column(folder / "scores.md", *where) for where in ((ALL, "location"), (WITHIN, "solver"))]
+    assert all(list(table) == [*scored, RIGHT_SIZES, HALVES] for table in tables)
+    assert "nan" not in (folder / "scores.md").read_text(encoding="utf-8")
 
     def interrupted(policy, puzzles, truth, *_):
         resumed.append(truth)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(heads, "fit", lambda *_: pytest.fail("the critic is there"))
+    monkeypatch.setattr(heads, "sample", lambda *_: pytest.fail("the critic is there"))
     monkeypatch.setattr(gt, "sample_truth", interrupted)
     sentence = refusal(gt, *words, "--rollouts", 30, "--methods", "ppo", "none")
     assert "interrupted" in sentence and str(folder) in sentence

@@ -18,7 +18,7 @@ import torch
 
 from grpo import compare
 from lab.estimates import cell
-from lab.gradients.noise import total_variance
+from lab.gradients.measure import total_variance
 from lab.statistics import jackknife
 from lab.turns.credit import credits_of
 from lab.turns.values import grow

@@ -1,7 +1,7 @@
-"""Does exact credit of turns learn faster than GRPO and RLOO? Runs, tables and picture (lab/archive/turns-designs.md).
+"""Does exact credit of turns learn faster than GRPO and RLOO? The runs of lab/archive/turns-designs.md, and tables.
 
     python -m lab.turns.run             trains what has no row in lab/turns/runs.csv, one run at a time; resumes
-    python -m lab.turns.run --tables    only writes lab/turns/tables.md and learning.png
+    python -m lab.turns.run --tables    only writes lab/turns/tables.md
 
 Success is exact: V(prompt) of values.py at every tenth step, from the run's checkpoints.
 """
@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 
 from lab import arms
-from lab.arms import Room, difference, make_table, measured, read_groups, spent
+from lab.arms import Room, difference, make_table, read_groups, spent
 from lab.estimates import read_column
 from lab.turns.values import grow
 from plumbing.comparison import Group
-from plumbing.report import GREY, PALETTE, Axes, Estimate, new_figure, t_estimate
+from plumbing.report import Estimate, t_estimate
 from plumbing.runs import read_config
 from settings import Settings
 from start import load_policy
@@ -48,9 +48,6 @@ ROOM = Room(
     program="-m lab.turns.credit", measure=exact_success)
 
 
-# --------------------------------------------------------------------------------------------- by how noisy a step is
-
-
 def read_noise(file: Path) -> dict[str, Estimate]:
     """1 / the noise of each arm's step, RLOO's = 1: its signal to noise, but for a factor that all arms share. With Q
     games instead of 12, which are independent, it is Q / 12."""
@@ -58,7 +55,7 @@ def read_noise(file: Path) -> dict[str, Estimate]:
     labels = {arm: re.sub(r" --(\w+) (\S+)", r" \1=\2", flags) for arm, flags in ROOM.arms.items()}
     known = {arm: found[label] for arm, label in labels.items() if label in found}
     return {arm: Estimate(1 / e.value, 1 / e.high, 1 / e.low) for arm, e in known.items()} | {
-        arm: Estimate(Q / 12, Q / 12, Q / 12) for arm, Q in GAMES.items()}
+        arm: Estimate(Q / 12) for arm, Q in GAMES.items()}
 
 
 def on_line(place: float, line: list[float]) -> np.ndarray:
@@ -74,11 +71,8 @@ def above_line(groups: dict[str, Group], places: dict[str, Estimate], arm: str, 
     return t_estimate(*(groups[name].values("area") for name in (arm, *LINE)), weights=(1, *-weights))
 
 
-# ---------------------------------------------------------------------------------------------- tables and picture
-
-
 def write_tables(room: Room) -> None:
-    """tables.md and learning.png."""
+    """tables.md."""
     groups, quiet = read_groups(room), read_noise(room.folder / "noise.md")
     ordered = dict(sorted(groups.items(), key=lambda item: -item[1].values("area").mean()))
     beside = [arm for arm in ordered if arm in quiet and arm not in LINE]
@@ -98,53 +92,22 @@ def write_tables(room: Room) -> None:
     found = {f"{a} - {b}": difference(groups[a], groups[b]) for a in ("A1", "A2") for b in ("RLOO", "GRPO")}
     found |= {f"{arm} - RLOO as noisy": above_line(groups, quiet, arm) for arm in ("A1", "A2")}
     found["A2 as noisy as A1 - A1"] = difference(groups[MIXED], groups["A1"])
-    primary = make_table("Primary contrasts", (
-        "Of area, in points. * is significant at 5% after Holm's correction over the rows. "
-        f"Margin: {100 * MARGIN:.0f} points."),
-        {"area": found, "interval": {name: verdict(e) for name, e in found.items()}}, ("area",), of="contrast")
+    primary = make_table("Primary contrasts", "Of area, in points. * is significant at 5% after Holm's correction over "
+                         f"the rows. Margin: {100 * MARGIN:.0f} points.",
+                         {"area": found, "interval": {name: verdict(e) for name, e in found.items()}}, ("area",),
+                         of="contrast")
     others = {f"{a} - {b}": difference(groups[a], groups[b])
               for a, b in (("A2", "A1"), ("turn_vine", "RLOO"), ("turn_baseline", "RLOO"))}
     others |= {f"{arm} - RLOO, end": difference(groups[arm], groups["RLOO"], "end") for arm in ("A1", "A2")}
     secondary = make_table("Secondary contrasts", "Uncorrected. Of area, in points, where it does not say the end.",
                            {"difference": others}, of="contrast")
     (room.folder / "tables.md").write_text(f"{learned}\n{primary}\n{secondary}", encoding="utf-8")
-    draw(groups, quiet, room.folder / "learning.png")
 
 
 def verdict(e: Estimate) -> str:
     """Where the 95% interval lies, if it says more than that it is wide."""
     inside, beyond = max(-e.low, e.high) < MARGIN, max(e.low, -e.high) > MARGIN
     return "within the margin" if inside else "beyond the margin" if beyond else ""
-
-
-def draw_curve(axis: Axes, group: Group, line: str, colour: str) -> None:
-    """Mean success over seeds in percent, and its 95% interval, by step."""
-    curves = zip(*(row["curve"].values() for row in group.rows.values()))  # the seeds at each measurement
-    mean, low, high = 100 * np.array([t_estimate(values)[:3] for values in curves]).T  # (m,) each
-    axis.plot(measured(group), mean, line, color=colour, ms=4, label=group.label)
-    axis.fill_between(measured(group), low, high, color=colour, alpha=0.2, lw=0)
-
-
-def draw(groups: dict[str, Group], quiet: dict[str, Estimate], file: Path) -> None:
-    """Exact success by step, and area by how quiet an update is."""
-    figure, (left, right) = new_figure(2, 4.2)
-    styles = {"A2": ("o-", PALETTE[0]), "A1": ("s-", PALETTE[1]), "turn_vine": ("D--", PALETTE[2]),
-              "turn_baseline": ("v--", PALETTE[3]), "RLOO": ("^-", GREY), "GRPO": ("x:", GREY)}
-    for arm, style in styles.items():
-        draw_curve(left, groups[arm], *style)
-    area = {arm: t_estimate(100 * groups[arm].values("area")) for arm in groups if arm in quiet}
-    right.plot([quiet[arm].value for arm in LINE], [area[arm].value for arm in LINE], color=GREY)
-    for arm, up in area.items():
-        colour = GREY if arm in LINE else PALETTE[0] if arm.startswith("A2") else PALETTE[1]
-        across, upright = ([[e.value - e.low], [e.high - e.value]] for e in (quiet[arm], up))
-        right.errorbar(quiet[arm].value, up.value, upright, across, "^" if arm in LINE else "o", color=colour)
-    left.set(xlabel="step", ylabel="exact success V(prompt), %", title="Equal responses")
-    right.set(xlabel="1 / noise of a step, RLOO = 1 (logarithmic)", ylabel="area, %", xscale="log",
-              title="By noise at RLOO's policies (line: 12 to 216 games)")
-    right.set_xticks([1, 2, 6, 18], ["1", "2", "6", "18"])
-    right.minorticks_off()
-    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=6)
-    figure.savefig(file)
 
 
 def main() -> None:

@@ -102,7 +102,7 @@ def test_credit_is_the_change_of_the_sum(tokens):
 
 def test_every_form_has_the_gradient_of_success_as_its_mean():
     """sum over texts of p(text) sum_t credit_t grad log p_t = grad V(prompt). Guards against a biased mix or A2."""
-    (policy, texts), value, forms = game(0), 0, [(True, 0.0), (False, 0.0), (True, 0.3), (False, 0.6)]  # luck, mix
+    (policy, texts), value, forms = game(0), 0, [(True, 0.3), (False, 0.6)]  # luck, mix; both are linear in it
     weights, surrogate = list(policy.model.parameters()), [0] * len(forms)
     for secret, found in texts.items():
         mask = torch.tensor([[t < len(text) for t in range(4)] for text, *_ in found])
@@ -116,7 +116,7 @@ def test_every_form_has_the_gradient_of_success_as_its_mean():
         value = value + (p * batch.success).sum()
         for i, form in enumerate(forms):
             surrogate[i] = surrogate[i] + (p.detach() * (exact_turns(batch, *form) * mask * logprob).sum(1)).sum()
-        assert batch.ask.tokens_read == 4 * (2 + 4 + 6 * 3 + 12)  # prompt, numbers, six replies, numbers
+        assert batch.ask.tokens_read == len(forms) * (2 + 4 + 6 * 3 + 12)  # prompt, numbers, six replies, numbers
     expected = torch.autograd.grad(value, weights, retain_graph=True)
     for own in surrogate:
         for x, y in zip(torch.autograd.grad(own, weights, retain_graph=True), expected):
