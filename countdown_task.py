@@ -84,7 +84,7 @@ def check(puzzle: Puzzle) -> None:
     """ValueError for a puzzle that has no solution, or too many numbers to find one by brute force."""
     if len(puzzle.numbers) > 6:
         raise ValueError(f"{list(puzzle.numbers)} has too many numbers; at most 6 are supported")
-    if not is_solvable(puzzle):
+    if not can_make(puzzle.numbers, puzzle.target):
         raise ValueError(f"{list(puzzle.numbers)} can't make {puzzle.target}; remove that row")
 
 
@@ -98,20 +98,10 @@ def solutions(puzzle: Puzzle, whole: bool = False) -> list[tuple[Calculation, ..
     return [derivation for result, derivation in derivations(puzzle.numbers, whole) if result == puzzle.target]
 
 
-def is_solvable(puzzle: Puzzle) -> bool:
-    """Whether some expression reaches the target."""
-    return can_make(puzzle.numbers, puzzle.target)
-
-
 @functools.cache
 def targets(numbers: tuple[int, ...], max_target: int) -> tuple[int, ...]:
     """The targets from 1 to max_target that can be reached from the sorted numbers with whole numbers alone."""
     return tuple(sorted({r for r, _ in derivations(numbers, whole=True) if 1 <= r <= max_target}))
-
-
-def key(puzzle: Puzzle) -> str:
-    """What a model could memorize of a puzzle: here its id, the numbers in any order with the target."""
-    return puzzle.id
 
 
 def split(puzzle: Puzzle) -> str:
@@ -119,7 +109,7 @@ def split(puzzle: Puzzle) -> str:
     numbers = puzzle.id.partition("=")[0]
     if fingerprint(numbers) % 10 == 0:
         return "new_numbers"
-    return "heldout" if fingerprint(key(puzzle)) % 10 == 0 else "train"
+    return "heldout" if fingerprint(puzzle.id) % 10 == 0 else "train"
 
 
 def generate_puzzles(size: int, part: str, seed: int = 0, count: int = 3, low: int = 1, high: int = 20,

@@ -1,6 +1,6 @@
 """The other published credit functions, a file for each family. Importing this package completes MITIGATIONS."""
 import mitigations  # noqa: F401  registers its own
-from methods import calculations, controls, groups, ktae, learned, oracle, tokens, turns  # noqa: F401  each its own
+from methods import calculations, controls, groups, ktae, oracle, tokens, turns  # noqa: F401  each its own
 from plumbing.registry import MITIGATIONS
 
 ORDER = ("none", "curious", "outcome_conditional", "token_type", "inverse_logprob", "advantage_reweighting",

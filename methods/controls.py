@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mitigations import reweighting, token_credit
-from plumbing.registry import MITIGATIONS, require, required
+from plumbing.registry import MITIGATIONS, CreditFunction, require, required
 from rollout import TokenBatch
 
 
@@ -25,15 +25,21 @@ def needs_of(of: str) -> tuple[str, ...]:
     return required(of, {}) if of in MITIGATIONS else ()
 
 
+def another(of: str, own: str, only: str = "") -> CreditFunction:
+    """The method named by --of, which has its default hyper-parameters. ValueError for `own`, the control itself, and
+    where `only` says that just reweightings will do, for any other."""
+    choices = [m.name for m in MITIGATIONS.values() if m.name != own and (m.is_reweighting or not only)]
+    require(of in choices, f"--of {of}: {only}choose one of {', '.join(choices)}")
+    return MITIGATIONS[of]
+
+
 @reweighting(needs=needs_of)
 def inverted(batch: TokenBatch, of: str = "entropy_weighted") -> Tensor:
     """credit = A * (max w + min w - w), w the weights of --of: a control that reverses a method (2602.09331).
 
     The method named by --of has its default hyper-parameters.
     """
-    choices = [m.name for m in MITIGATIONS.values() if m.is_reweighting and m.name != "inverted"]
-    require(of in choices, f"--of {of}: only a reweighting can be inverted; choose one of {', '.join(choices)}")
-    weight = MITIGATIONS[of].raw(batch)  # (B, T)
+    weight = another(of, "inverted", "only a reweighting can be inverted; ").raw(batch)  # (B, T)
     largest = weight.masked_fill(~batch.mask, -math.inf).amax(1, keepdim=True)  # (B, 1)
     smallest = weight.masked_fill(~batch.mask, math.inf).amin(1, keepdim=True)  # (B, 1)
     return (largest + smallest - weight).clamp(min=0)  # only rounding takes it below 0
@@ -45,11 +51,9 @@ def shuffled(batch: TokenBatch, of: str = "entropy_ratio") -> Tensor:
 
     The method named by --of has its default hyper-parameters.
     """
-    choices = [name for name in MITIGATIONS if name != "shuffled"]
-    require(of in choices, f"--of {of}: choose one of {', '.join(choices)}")
     place = torch.rand(batch.mask.shape, generator=batch.ask.generator("shuffled")).to(batch.mask.device)  # (B, T)
     order = place.masked_fill(~batch.mask, math.inf).argsort(1)  # (B, T) its tokens in random order, then padding
-    return MITIGATIONS[of](batch).gather(1, order)
+    return another(of, "shuffled")(batch).gather(1, order)
 
 
 @token_credit

@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from methods.controls import needs_of
+from methods.controls import another, needs_of
 from mitigations import segment_credit, token_credit
 from plumbing.metrics import turn_of
-from plumbing.registry import MITIGATIONS, require
+from plumbing.registry import require
 from rollout import TokenBatch, by_group
 
 
@@ -21,10 +21,9 @@ def turn_mean(batch: TokenBatch, of: str = "entropy_ratio") -> Tensor:
 
     The method named by --of has its default hyper-parameters.
     """
-    choices = [name for name in MITIGATIONS if name != "turn_mean"]
-    require(of in choices, f"--of {of}: choose one of {', '.join(choices)}")
     turn, empty = turn_of(batch), torch.zeros_like(batch.logprob)  # (B, T) each
-    total = empty.scatter_add(1, turn, MITIGATIONS[of](batch))  # (B, T) the sum over each turn, in the turn's column
+    credit = another(of, "turn_mean")(batch)  # (B, T)
+    total = empty.scatter_add(1, turn, credit)  # (B, T) the sum over each turn, in the turn's column
     length = empty.scatter_add(1, turn, batch.mask.to(empty))  # (B, T) tokens of each turn
     return (total / length.clamp(min=1)).gather(1, turn)
 

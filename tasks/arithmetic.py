@@ -48,26 +48,26 @@ def derivations(values: tuple, whole: bool = False) -> Iterator[tuple[int | Frac
                 yield result, (first,) + later
 
 
+@functools.cache
+def results(values: tuple) -> frozenset:
+    """Everything that the values make when each is used once, by + - * / and exact fractions."""
+    return frozenset(result for result, _ in derivations(values))
+
+
 def can_make(values: tuple, target: int | Fraction) -> bool:
     """Whether the values, each used once, make the target. The last calculation joins two parts of them: each result of
     the smaller part asks for one of the other. So six values take a second; every way to combine them, minutes."""
-    results_of = functools.cache(lambda part: {result for result, _ in derivations(part)})
-
-    def reaches(values: tuple, target: int | Fraction) -> bool:
-        if len(values) <= 3:
-            return target in results_of(values)
-        places = range(len(values))
-        for chosen in itertools.chain(*(itertools.combinations(places, n + 1) for n in range(len(values) // 2))):
-            rest = tuple(values[i] for i in places if i not in chosen)
-            for a in results_of(tuple(values[i] for i in chosen)):
+    if len(values) <= 3:
+        return target in results(values)
+    for n in range(1, len(values) // 2 + 1):
+        for chosen in itertools.combinations(range(len(values)), n):
+            rest = tuple(value for i, value in enumerate(values) if i not in chosen)
+            for a in results(tuple(values[i] for i in chosen)):
                 wanted = {target - a, target + a, a - target} | ({target * a, Fraction(target) / a} if a else set())
-                if a and target:
-                    wanted.add(Fraction(a) / target)
-                if any(reaches(rest, b) for b in wanted):
+                wanted |= {Fraction(a) / target} if a and target else set()
+                if any(can_make(rest, b) for b in wanted):
                     return True
-        return False
-
-    return reaches(tuple(values), target)
+    return False
 
 
 def calculate(a: int | Fraction, sign: str, b: int | Fraction) -> int | Fraction | None:
@@ -171,12 +171,6 @@ def with_attempts(text: str, spans: list[CalculationSpan],
 # Can the target still be reached? Unlike a value from rollouts, the verdict is exact and depends on no policy. It
 # judges the attempt being written. Every number must be used, so an attempt is dead after a wrong result or a value
 # that was not available; a new attempt starts afresh.
-
-
-@functools.cache
-def results(values: tuple) -> frozenset:
-    """Everything that the values make when each is used once, by + - * / and exact fractions."""
-    return frozenset(result for result, _ in derivations(values))
 
 
 @functools.cache

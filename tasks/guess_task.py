@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tasks.text import FILLER, REASONING, STRUCTURE, anchors
+from tasks.text import digit_roles as roles  # noqa: F401
 
 N, GUESSES = 15, 4
 KNOWN = (0.6, 0.05)  # probability that a guess halves what is left, for the first and the last part of the warm start
@@ -89,14 +89,6 @@ def grade(text: str, puzzle: Puzzle, turns: list[str]) -> dict[str, float]:
     guesses = [number(turn, puzzle) for turn in turns]
     answer, layout = float(puzzle.secret in guesses), float(None not in guesses)
     return {"reward": 0.1 * layout + answer, "answer": answer, "format": layout, "guesses": len(turns)}
-
-
-def roles(text: str, spans: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
-    """reasoning: a digit; structure: an end token; filler: everything else. All of it is the answer."""
-    kinds = np.array([REASONING if c in "0123456789" else FILLER for c in text] + [STRUCTURE], np.int8)
-    found = kinds[anchors(text, spans)]
-    return np.array([STRUCTURE if start == stop else kind for (start, stop), kind in zip(spans, found)], np.int8), (
-        np.ones(len(spans), bool))
 
 
 def sentence_starts(text: str, spans: list[tuple[int, int]]) -> np.ndarray:

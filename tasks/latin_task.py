@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tasks.data import read_text
-from tasks.text import FILLER, REASONING, STRUCTURE, anchors, sentence_starts, split  # noqa: F401
+from tasks.text import digit_roles as roles, sentence_starts, split  # noqa: F401
 
 INSTRUCTION = "Each row and column must hold 1 to 5. Answer with the whole square, row by row, and nothing else."
 MORE = 2  # cells given beyond what the solution needs
@@ -113,12 +113,6 @@ def grade(response: str, puzzle: Puzzle) -> dict[str, float]:
     digits, wanted = response.split(), digits_of(puzzle)
     layout, answer = float(len(digits) == len(wanted) and set(digits) <= set("12345")), float(digits == wanted)
     return {"reward": 0.1 * layout + answer, "answer": answer, "format": layout}
-
-
-def roles(response: str, spans: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
-    """reasoning: a digit; structure: the end token; filler: everything else. All of it is the answer."""
-    kinds = np.array([REASONING if c in "12345" else FILLER for c in response] + [STRUCTURE], np.int8)
-    return kinds[anchors(response, spans)], np.ones(len(spans), bool)
 
 
 def within_reach(response: str, spans: list[tuple[int, int]], puzzle: Puzzle) -> np.ndarray:

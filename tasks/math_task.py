@@ -183,8 +183,8 @@ def number(text: str) -> Fraction | None:
     r"""The one number of a text, whatever words, marks and LaTeX are around it: `**$1,234.00**`, `\boxed{7}`, `x = 7`.
 
     None where there is no number or a second one, which may be a word (`seven or 8`); where words or signs make it
-    another (`7 squared`, `a quarter of 7`, `7 million`, `7 Mio`, `7x`) or may (`7 zzz`, no known unit), a bound (`less
-    than 7`) or none (`not 7`, `7 omitted`); and for operators (`3 + 4`), exponents, ordinals, letters that are not Latin, and more
+    another (`7 squared`, `a quarter of 7`, `7 Mio`, `7x`) or may (`7 zzz`, no known unit), a bound (`less than 7`) or
+    none (`not 7`, `7 omitted`); and for operators (`3 + 4`), exponents, ordinals, letters that are not Latin, and more
     than 100 characters. `50%` is 50, as in GSM8K, `~7` and `7 m²` are 7, and `- 3` is -3.
     """
     text = plain(text) if len(text) <= MAX_LENGTH else ""

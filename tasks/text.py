@@ -55,6 +55,13 @@ def roles(text: str, spans: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarr
     return found[deciding], (deciding >= answer_start) & (answer_start >= 0)
 
 
+def digit_roles(text: str, spans: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
+    """The same where all of a text is the answer. reasoning: a digit; structure: the end token; filler: all else."""
+    kinds = np.array([REASONING if c in "0123456789" else FILLER for c in text], np.int8)
+    found = [STRUCTURE if start == stop else kinds[i] for (start, stop), i in zip(spans, anchors(text, spans))]
+    return np.array(found, np.int8), np.ones(len(spans), bool)
+
+
 def format_reward(response: str) -> float:
     """How much of the layout a response has, from 0 to 1. It begins inside <think>, which the prompt opens.
 

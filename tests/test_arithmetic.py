@@ -45,7 +45,7 @@ def test_calculations_found_by_hand(text, calculations):
     # Which attempt it was may show only later; until then, a calculation may use what either reading offers.
     ("20 - 18 = 2, 2 + 19 = 21. 20 - 17 = 3, 20 * 3 = 60", "FFTT", (20, 20, 17)),
     ("3 + 4 = 7. 5 + 6 = 11, 3 + 4 = 7, 7 + 11 = 18", "TTTT", (3, 4, 5, 6)),
-    ("3 + 4 = 7. 5 + 6 = 11. 3 + 7 = 10", "TTF", (3, 4, 5, 6))]])
+    ("3 + 4 = 7. 5 + 6 = 11. 3 + 7 = 10", "TTF", (3, 4, 5, 6)), ("5 - 3 = 2. 4 + 3 = 7, 2 + 7 = 9", "TTF")]])
 def test_calculations_graded_by_hand(text, right, numbers):
     assert "".join("FT"[v] for v in check_calculations(text, find_calculations(text), numbers)) == right
 
@@ -64,6 +64,8 @@ def test_next_calculations_are_those_of_brute_force(values, data):
 
 @pytest.mark.parametrize("text, numbers, target, expected", [  # before a calculation, and after its a, sign, b, result
     ("5 - 3 = 3, 4 * 2 = 8", (3, 4, 5), 8, ["TTTTF", "FFFFF"]),  # a wrong result; the rest is dead
+    ("5 + 3 = 3, 4 * 3 = 12", (3, 4, 5), 12, ["TTTTF", "FFFFF"]),  # or it would go on with 3 and 4
+    ("7 - 3 = 4, 4 + 4 = 8", (3, 4, 5), 13, ["FFFFF", "FFFFF"]),  # or with 4, 4 and 5
     ("7 - 3 = 4", (3, 4, 5), 8, ["TFFFF"]), ("5 + 5 = 10, 10 + 3 = 13", (3, 5, 5), 13, ["TTTTT", "TTTTT"]),
     ("5 + 3 = 8. How about 5 - 3 = 2, 4 * 2 = 8", (3, 4, 5), 8, ["TTFFF", "TTTTT", "TTTTT"]),  # a new attempt
     ("5 + 3 = 8, 8 + 4 = 12, 5 - 3 = 2", (3, 4, 5), 8, ["TTFFF", "FFFFF", "TTTTT"]),  # one that is finished

@@ -10,8 +10,7 @@ from fractions import Fraction
 import pytest
 
 import countdown_task as task
-from countdown_task import Puzzle, expression
-from tasks.arithmetic import can_make
+from countdown_task import Puzzle, can_make, expression
 from tests.fixtures import spans_of
 from tests.plain import expressions
 
@@ -21,55 +20,45 @@ def all_values(numbers, whole):
     return {value for _, value in expressions(tuple(sorted(numbers)), whole)}
 
 
-@pytest.mark.parametrize("numbers, target", [
-    ((1, 2, 5, 7), 24),  # (a b) (c d): a grouping that needs four numbers
-    ((2, 2, 4, 4), 4),  # equal numbers and equal results
-    ((3, 3, 8, 8), 24),  # no way without fractions
-    ((3, 4), -1), ((0, 3), 0), ((5,), 5), ((1, 1), 7)])
-def test_solutions_are_expressions_that_reach_the_target(numbers, target):
-    puzzle = Puzzle(numbers, target)
-    for whole in (False, True):
-        solutions = task.solutions(puzzle, whole)
-        assert bool(solutions) == (target in all_values(numbers, whole))
-        for solution in solutions:
-            text = expression(puzzle.numbers, solution)
+@pytest.mark.parametrize("numbers", [(5,), (3, 4), (0, 3), (1, 1), (2, 7, 9), (0, 0, 5), (1, 2, 5, 7), (2, 2, 4, 4),
+                                     (3, 3, 8, 8), (0, 2, 3, 9)])
+def test_solutions_are_the_expressions_of_brute_force(numbers):
+    """(1, 2, 5, 7) make 24 as (a b) (c d) alone, (3, 3, 8, 8) by a fraction. Guards against a part that divides by 0 or
+    is subtracted the other way, and a result asked of other numbers."""
+    reached, whole_ones = (all_values(numbers, whole) for whole in (False, True))
+    fractions = sorted(value for value in reached if value.denominator > 1)[::97]
+    for target in (*range(-5, 100), *fractions):
+        assert can_make(numbers, target) == (target in reached), target
+    for target, whole in itertools.product((-1, 0, 4, 5, 7, 24), (False, True)):
+        solutions = task.solutions(Puzzle(numbers, target), whole)
+        assert bool(solutions) == (target in (whole_ones if whole else reached))
+        for solution in solutions[::9]:
+            text = expression(numbers, solution)
             assert task.expression_value(text) == target
             assert sorted(map(int, re.findall(r"\d+", text))) == sorted(numbers)
             assert not whole or all(type(v) is int and v >= 0 for a, _, b, result in solution for v in (a, b, result))
-    assert task.is_solvable(puzzle) == (target in all_values(numbers, whole=False))
 
 
-@pytest.mark.parametrize("numbers", [(0, 3), (2, 7, 9), (0, 0, 5), (1, 4, 4, 6), (0, 2, 3, 9), (5, 5, 5, 5),
-                                     (1, 3, 4, 6, 8)])
-def test_what_is_solvable_is_what_brute_force_reaches(numbers):
-    """Guards against a part that divides by 0 or is subtracted the other way, and a result asked of other numbers."""
-    reached = all_values(numbers, whole=False)
-    fractions = sorted(value for value in reached if value.denominator > 1)[::97]
-    for target in (*range(-5, 200), *fractions):
-        assert can_make(numbers, target) == (target in reached), target
-    assert can_make(numbers, numbers[0] + sum(numbers[1:]))
-
-
-def test_an_unsolvable_row_of_six_numbers_is_refused_in_seconds():
+def test_six_numbers_are_solved_or_refused_in_seconds():
     """Guards against the two and a half minutes that every way to combine them takes."""
     began = time.process_time()
-    with pytest.raises(ValueError, match="can't make 999983; remove that row"):
-        task.check(Puzzle((13, 17, 19, 23, 29, 31), 999983))
+    with pytest.raises(ValueError, match="can't make 997; remove that row"):
+        task.check(Puzzle((1, 1, 2, 2, 3, 3), 997))
+    task.check(Puzzle((1, 2, 3, 4, 5, 6), 130))
     assert time.process_time() - began < 30
 
 
 def universe(count=3, low=1, high=20, max_target=100):
     """Every puzzle of `count` sorted numbers from low to high whose target can be reached with whole numbers alone."""
-    number_sets = itertools.combinations_with_replacement(range(low, high + 1), count)
-    return [Puzzle(numbers, target) for numbers in number_sets for target in task.targets(numbers, max_target)]
-
-
-@pytest.mark.parametrize("ranges", [(), (2, 1, 6, 30), (3, 4, 7, 10), (2, 0, 3, 5), (4, 9, 10, 40), (1, 3, 9, 7)])
-def test_universe_is_what_brute_force_finds(ranges):
-    found, (count, low, high, most) = universe(*ranges), ranges or (3, 1, 20, 100)
     sets = itertools.combinations_with_replacement(range(low, high + 1), count)
-    expected = {(numbers, value) for numbers in sets for value in all_values(numbers, True) if 1 <= value <= most}
-    assert len(found) == len(expected) and set(found) == expected
+    return {(numbers, int(v)) for numbers in sets for v in all_values(numbers, True) if 1 <= v <= max_target}
+
+
+@pytest.mark.parametrize("ranges", [(2, 1, 6, 30), (3, 4, 7, 10), (2, 0, 3, 5), (4, 9, 10, 40), (1, 3, 9, 7)])
+def test_targets_are_what_brute_force_finds(ranges):
+    count, low, high, most = ranges
+    sets = itertools.combinations_with_replacement(range(low, high + 1), count)
+    assert [(n, target) for n in sets for target in task.targets(n, most)] == sorted(universe(*ranges))
 
 
 def test_split_is_a_fixed_hash_and_ignores_the_order_of_the_numbers():
@@ -83,19 +72,19 @@ def test_split_is_a_fixed_hash_and_ignores_the_order_of_the_numbers():
 def test_generated_puzzles_are_distinct_ones_of_their_split_in_an_order_that_the_seed_decides():
     """Guards against numbers of NumPy's types, too, which JSON can't hold."""
     for part in ("train", "heldout", "new_numbers"):
-        puzzles = task.generate_puzzles(400, part)
-        assert len(puzzles) == len({p.id for p in puzzles} & {p.id for p in universe()}) == 400
-        assert {task.split(p) for p in puzzles} == {part}
-        assert all(type(n) is int for numbers, target in puzzles for n in (*numbers, target))
-        assert 20 < sum(list(p.numbers) == sorted(p.numbers) for p in puzzles) < 200  # about a sixth is in order
-        assert puzzles == task.load(part, 400) != task.generate_puzzles(400, part, seed=1)
-    assert len(task.load("train")) == 4096
+        puzzles = task.generate_puzzles(200, part)
+        assert len(puzzles) == len({p.id for p in puzzles}) == 200 and {task.split(p) for p in puzzles} == {part}
+        for numbers, target in puzzles:
+            assert all(type(n) is int and 1 <= n <= 20 for n in numbers) and type(target) is int and target <= 100
+            assert target in task.targets(tuple(sorted(numbers)), 100)
+        assert 10 < sum(list(p.numbers) == sorted(p.numbers) for p in puzzles) < 100  # about a sixth is in order
+        assert puzzles == task.load(part, 200) != task.generate_puzzles(200, part, seed=1)
 
 
 def test_generator_finds_every_puzzle_of_its_ranges_and_says_when_there_are_no_more():
-    known = [p for p in universe(2, 2, 5, 12) if task.split(p) == "train"]
+    known = [p for p in itertools.starmap(Puzzle, sorted(universe(2, 2, 5, 12))) if task.split(p) == "train"]
     drawn = task.generate_puzzles(len(known), "train", 0, 2, 2, 5, 12)
-    assert sorted((tuple(sorted(p.numbers)), p.target) for p in drawn) == sorted(known)
+    assert sorted((tuple(sorted(p.numbers)), p.target) for p in drawn) == known
     for ranges, found in (((2, 2, 5, 12), len(known)), ((3, 1, 20, 0), 0)):
         with pytest.raises(ValueError, match=f"found only {found} of 60 train puzzles"):
             task.generate_puzzles(60, "train", 0, *ranges)
@@ -119,30 +108,21 @@ def test_reader_accepts_rows_of_countdown_tasks_3to4_and_says_what_is_wrong(tmp_
 
 def test_a_split_of_a_file_does_not_depend_on_its_rows(tmp_path):
     """Guards against a puzzle that counts twice, and first rows that are no fair sample."""
-    rows = [json.dumps({"nums": numbers, "target": target}) for n, target in universe(2, 1, 9)
-            for numbers in (n, n[::-1])]
+    puzzles = [*itertools.starmap(Puzzle, sorted(universe(2, 1, 9)))]
+    rows = [json.dumps({"nums": nums, "target": p.target}) for p in puzzles for nums in (p.numbers, p.numbers[::-1])]
     a, b = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
     a.write_text("\n".join(rows))
     b.write_text("\n".join(sorted(rows)))
     whole = [p.id for p in task.load("all", path=a)]
-    assert sorted(whole) == sorted(p.id for p in universe(2, 1, 9))
+    assert sorted(whole) == sorted(p.id for p in puzzles)
     for part in ("train", "heldout"):
         ids = [p.id for p in task.load(part, path=a)]
-        members = {p.id for p in universe(2, 1, 9) if task.split(p) == part}
+        members = {p.id for p in puzzles if task.split(p) == part}
         assert ids == [name for name in whole if name in members] != sorted(ids)
         assert [p.id for p in task.load(part, 3, str(b))] == ids[:3]
     a.write_text('{"nums": [1, 2], "target": 3}')
     with pytest.raises(ValueError, match=r"a.jsonl has no held-out puzzle among its 1: it needs more rows"):
         task.load("heldout", path=a)
-
-
-def test_puzzles_that_can_not_be_used_are_refused_in_one_sentence():
-    task.check(Puzzle((1, 1, 1, 1, 1, 1), 6))
-    for puzzle, sentence in ((Puzzle((1,) * 7, 7), "too many numbers; at most 6"),
-                             (Puzzle((1, 2), 9), re.escape("[1, 2] can't make 9; remove that row"))):
-        with pytest.raises(ValueError, match=sentence):
-            task.check(puzzle)
-    assert task.show(Puzzle((4, 3), 7)) == "[4, 3] -> 7"
 
 
 def test_prompts_are_chatml_for_a_chat_model_and_plain_for_any_other():
@@ -153,39 +133,28 @@ def test_prompts_are_chatml_for_a_chat_model_and_plain_for_any_other():
     assert chat.startswith("<|im_start|>system\nYou are a helpful assistant.") and chat.count("<|im_end|>\n") == 2
     assert "<|im_start|>user\nUsing the numbers [44, 19, 35], create an equation that equals 98. You" in chat
     assert chat.endswith("<|im_end|>\n<|im_start|>assistant\nLet me solve this step by step.\n<think>")
+    assert task.show(puzzle) == "[44, 19, 35] -> 98"
+    with pytest.raises(ValueError, match="too many numbers; at most 6"):
+        task.check(Puzzle((1,) * 7, 7))
 
 
-@pytest.mark.parametrize("expression, numbers, target, answer", [
-    ("8/(3-8/3)", (3, 3, 8, 8), 24, 1), ("8/(3-8/3)", (3, 8, 8), 24, 0), ("1/3*3", (1, 3, 3), 0.9999999999999999, 0),
-    ("3-5", (3, 5), -2, 1), ("5", (5,), 5, 1), ("12 + 1", (1, 2, 1), 13, 0), ("5 + 3 + 4 - 4", (3, 4, 5), 8, 0),
-    (r"12 / \frac{6}{2}", (2, 6, 12), 4, 1), (r"\frac{12}{\frac{6}{2}}", (2, 6, 12), 4, 1),
-    (r"\dfrac{12}{6 - 2} \div 3", (2, 3, 6, 12), 1, 1), (r"\frac62 \cdot \frac{1}2", (1, 2, 2, 6), Fraction(3, 2), 1)])
-def test_answer_is_exact_and_uses_each_number_once_in_any_order(expression, numbers, target, answer):
-    r"""Guards against 12 / \frac{6}{2} = 12 / 6 / 2, too; test_grader.py has a second grader for any response."""
-    graded = task.grade(f"</think>\n<answer>{expression}</answer>", Puzzle(numbers[::-1], target))
-    assert graded == {"reward": 0.1 + answer, "format": 1, "answer": answer}
-
-
-@pytest.mark.parametrize("text, answer", [
+@pytest.mark.parametrize("text, answer, numbers, target", [(*case, (3, 4, 5), 8)[:4] for case in [
+    ("8/(3-8/3)", 1, (3, 3, 8, 8), 24), ("8/(3-8/3)", 0, (3, 8, 8), 24), ("1/3*3", 0, (1, 3, 3), 0.9999999999999999),
+    ("3-5", 1, (3, 5), -2), ("5", 1, (5,), 5), ("12 + 1", 0, (1, 2, 1), 13), ("5 + 3 + 4 - 4", 0),
+    (r"12 / \frac{6}{2}", 1, (2, 6, 12), 4), (r"\frac{12}{\frac{6}{2}}", 1, (2, 6, 12), 4),
+    (r"\dfrac{12}{6 - 2} \div 3", 1, (2, 3, 6, 12), 1), (r"\frac62 \cdot \frac{1}2", 1, (1, 2, 2, 6), Fraction(3, 2)),
     (r"\(4 \times \left(5-3\right)\)", 1), ("4 \u00d7 (5 \u2212 3)", 1), (r"(5-3)\cdot 4", 1), ("4 x (5 - 3)", 1),
     ("(5-3)\u00b74", 1), ("4\u22c5(5-3)", 1), ("[5 - 3] * 4", 1), ("**4*(5-3)**", 1), ("`4*(5-3)`", 1),
     (r"$\boxed{4*(5-3)}$", 1), ("\n4*(5-3)\r\n", 1), (r"\frac{4}{1} * 2", 0), (r"5 - \frac{3 - 4}{5 - 5}", 0),
     ("4 *\r\n(5\u00a0- 3)", 1), ("4*(5-3).", 1), ("**4*(5-3).**", 1), ("4 * (5 \u2013 3)", 1),
     (r"\fbox{4\,*\,(5-3)}", 1), ("(-3+5)*4", 1), ("-4*(3-5)", 1), ("4.0*(5-3)", 0), (".4*(5-3)", 0), ("4\n(5-3)", 0),
-    ("4*(5-3) = 8", 0), ("**4*(5-3)", 0), ("4x(5-3)", 0), (r"4\boxed{}*(5-3)", 0), (r"1\boxed1", 0),
-    ("Answer: 4*(5-3)", 0), ("\uff14*(5-3)", 0), ("4*(5-3)" + " " * 250, 0)])
-def test_an_expression_in_the_notation_of_a_chat_model(text, answer):
-    """Guards against right answers that are graded 0, and a notation that hides a number or an operator."""
-    assert task.grade(f"<answer>{text}</answer>", Puzzle((3, 4, 5), 8))["answer"] == answer
-
-
-@pytest.mark.parametrize("text, value", [
-    (" 1/3 + 1/6", Fraction(1, 2)), ("(" * 32 + "1" + ")" * 32, 1), ("(1)+" * 40 + "1", 41),
-    ("1" + "+1" * 127 + " ", 128), ("100*" * 60 + "1", 100**60), ("-" * 255 + "1", -1)])  # the third and last: 256 long
-def test_an_expression_at_the_limits(text, value):
-    """test_grader.py has a second parser for any expression."""
-    assert task.expression_value(text) == value
-    assert isinstance(task.expression_value(text), Fraction)
+    ("4*(5-3) = 8", 0), ("**4*(5-3)", 0), ("**4*(5-3)/1", 0), ("4x(5-3)", 0), (r"4\boxed{}*(5-3)", 0), (r"1\boxed1", 0),
+    ("Answer: 4*(5-3)", 0), ("\uff14*(5-3)", 0), ("4*(5-3)" + " " * 250, 0)]])
+def test_an_expression_in_the_notation_of_a_chat_model(text, answer, numbers, target):
+    r"""Exact, with each number once in any order. Guards against right answers that are graded 0, a notation that hides
+    a number or an operator, and 12 / \frac{6}{2} = 12 / 6 / 2. test_grader.py has a second grader for any response."""
+    graded = task.grade(f"</think>\n<answer>{text}</answer>", Puzzle(numbers[::-1], target))
+    assert graded == {"reward": 0.1 + answer, "format": 1, "answer": answer}
 
 
 @pytest.mark.filterwarnings("error")  # of Python's parser

@@ -1,5 +1,4 @@
 """The critic and the importance head: what they compute, how they learn, what they must not know, and their files."""
-import math
 import re
 import statistics
 from functools import partial
@@ -9,13 +8,13 @@ import torch
 
 from methods.heads import HEADS, Critic, Importance, load_head, save_head
 from qwen2_model import load_model
-from tests.fixtures import BUNDLED, make_batch, make_written
+from tests.fixtures import BUNDLED, make_batch
 
 ADAMW = partial(torch.optim.AdamW, lr=5e-4, weight_decay=0.0)  # the heads' own
 MASK = torch.tensor([[1, 1, 1, 1], [1, 0, 0, 0], [1, 1, 1, 0], [1, 1, 0, 0]]).bool()
-TOKENS = MASK.nonzero().tolist()  # response and position of each
 REWARD, SUCCESS = torch.tensor([1.1, 0.0, 0.1, -1.5]), torch.tensor([1.0, 0, 0, 1])
 HIDDEN = torch.randn(4, 4, 8, generator=torch.Generator().manual_seed(0)) * 3 + 1  # four responses
+STATES, TARGET = HIDDEN[MASK], REWARD[MASK.nonzero()[:, 0]]  # (N, 8), (N,) of their tokens
 
 
 def random_head(name="critic", size=8):
@@ -37,11 +36,11 @@ def weights(model):
     return torch.nn.utils.parameters_to_vector(model.parameters()).detach().clone()
 
 
-def value_by_hand(head, x):
-    """The number () of one hidden state (D,), in plain formulas."""
-    x = (x - x.mean()) / ((x - x.mean()).square().mean() + 1e-5).sqrt()
-    y = head.inner.weight @ x + head.inner.bias
-    return head.outer.weight[0] @ (y / (1 + (-y).exp())) + head.outer.bias[0]
+def value_by_hand(probe, x):
+    """The numbers (N,) of hidden states (N, D), in plain formulas."""
+    x = (x - x.mean(1, keepdim=True)) / (x.var(1, correction=0, keepdim=True) + 1e-5).sqrt()
+    y = x @ probe.inner.weight.T + probe.inner.bias
+    return (y / (1 + (-y).exp())) @ probe.outer.weight[0] + probe.outer.bias[0]
 
 
 def test_values_by_hand_and_zero_on_padding():
@@ -49,12 +48,9 @@ def test_values_by_hand_and_zero_on_padding():
     to bfloat16: credit functions use the differences between neighbours."""
     critic = random_head()
     values = critic.read(HIDDEN, MASK)
-    for i, t in TOKENS:
-        assert values[i, t].item() == pytest.approx(value_by_hand(critic.value, HIDDEN[i, t]).item(), abs=1e-5)
+    torch.testing.assert_close(values[MASK], value_by_hand(critic.value, STATES), atol=1e-5, rtol=0)
     assert not values[~MASK].any()
-    assert not Critic(8).read(HIDDEN, MASK).any()
-    assert torch.equal(weights(Critic(8)), weights(Critic(8)))
-    assert len(weights(critic)) == 8 * 8 + 8 + 8 + 1
+    assert not Critic(8).read(HIDDEN, MASK).any() and torch.equal(weights(Critic(8)), weights(Critic(8)))
     assert torch.equal(critic.read(HIDDEN.bfloat16(), MASK), critic.read(HIDDEN.bfloat16().float(), MASK))
 
 
@@ -69,15 +65,11 @@ def four_steps(head, loss, make_optimizer=ADAMW):
 
 
 def value_loss(critic, clip):
-    """PPO's value loss, token by token."""
-    loss, before = 0.0, random_head()
-    for i, t in TOKENS:
-        value, r = value_by_hand(critic.value, HIDDEN[i, t]), REWARD[i].item()
-        old = value_by_hand(before.value, HIDDEN[i, t]).item()
-        move = value.item() - old
-        near = value if abs(move) <= clip else torch.tensor(old + math.copysign(clip, move))
-        loss = loss + 0.5 * max((value - r) ** 2, (near - r) ** 2) / len(TOKENS)
-    return loss
+    """PPO's value loss, a mean over tokens."""
+    value, old = value_by_hand(critic.value, STATES), value_by_hand(random_head().value, STATES).detach()  # (N,) each
+    move = value - old
+    near = torch.where(move.abs() <= clip, value, old + clip * move.sign())
+    return 0.5 * torch.stack(((value - TARGET) ** 2, (near - TARGET) ** 2)).amax(0).mean()
 
 
 @pytest.mark.parametrize("make_optimizer, fast", [
@@ -89,8 +81,7 @@ def test_a_critic_learns_by_hand(make_optimizer, fast):
     critic, expected = random_head(), four_steps(random_head(), partial(value_loss, clip=0.2), make_optimizer)
     if fast:
         critic.optimizer = make_optimizer(critic.parameters())
-    target, values = [REWARD[i].item() for i, _ in TOKENS], critic.read(HIDDEN, MASK)[MASK].tolist()
-    errors = [r - v for r, v in zip(target, values)]
+    errors, target = (TARGET - value_by_hand(critic.value, STATES)).tolist(), TARGET.tolist()
     assert critic.learn(batch_of(reward=REWARD)) == {
         "critic_loss": pytest.approx(sum(e * e for e in errors) / 2 / len(errors), rel=1e-5),
         "explained_variance": pytest.approx(1 - statistics.pvariance(errors) / statistics.pvariance(target), rel=1e-4)}
@@ -100,19 +91,10 @@ def test_a_critic_learns_by_hand(make_optimizer, fast):
     assert critic.learn(batch_of(reward=torch.full((4,), 100.1)))["explained_variance"] is None
 
 
-def test_the_process_critic_learns_what_is_still_to_come():
-    """Guards against the reward as its target, and the number of calculations so far."""
-    batch = make_written([["1+2=3", ",", "3", "*", "3=9", ""], ["no", ""]], [0.0] * 2)
-    target = HEADS["process_critic"](8).target(batch)
-    assert target.tolist() == [[2, 1, 1, 1, 1, 0], [0] * 6]
-
-
 def pooled_by_hand(head, i):
-    """The weights of the tokens of response i, and the logit of its success, token by token."""
-    states = [HIDDEN[i, t] for t in range(int(MASK[i].sum()))]
-    sizes = [value_by_hand(head.score, x).exp() for x in states]
-    weights = [size / sum(sizes) for size in sizes]
-    return weights, sum(w * value_by_hand(head.value, x) for w, x in zip(weights, states))
+    """The weights of the tokens of response i, and the logit of its success."""
+    size, value = value_by_hand(head.score, HIDDEN[i, MASK[i]]).exp(), value_by_hand(head.value, HIDDEN[i, MASK[i]])
+    return size / size.sum(), (size * value).sum() / size.sum()
 
 
 def importance_loss(head):
@@ -128,7 +110,7 @@ def test_importance_and_what_it_learns_by_hand():
     found, logits = head.read(HIDDEN, MASK), head(HIDDEN, MASK)
     for i in range(4):
         expected, logit = pooled_by_hand(head, i)
-        assert found[i].tolist() == pytest.approx([w.item() for w in expected] + [0.0] * (4 - len(expected)), abs=1e-5)
+        assert found[i].tolist() == pytest.approx(expected.tolist() + [0.0] * (4 - len(expected)), abs=1e-5)
         assert logits[i].item() == pytest.approx(logit.item(), abs=1e-5)
     assert torch.equal(Importance(8).read(HIDDEN, MASK), MASK / MASK.sum(1, keepdim=True))
     four_steps(by_hand, importance_loss)

@@ -9,28 +9,36 @@ import re
 import statistics
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
 import methods
 import plumbing.registry
 from countdown_task import Puzzle
-from grpo import ADVANTAGES
+from grpo import ADVANTAGES, compare
 from methods import MITIGATIONS
 from methods.calculations import (calculation_ends, causal_ablation, first_error, ppo_process, process_reward,
                                   regrade_ablation, reward_decomposition)
 from methods.controls import expert_iteration, inverted, positives, random, share, shuffled
 from methods.groups import dpo, gtpo, optimal_baseline, prefix_tree, tempo
+from methods.heads import HEADS
 from methods.ktae import ktae
 from methods.oracle import oracle
-from mitigations import attention_credit, curious, ppo, reweight, reweighting, token_credit, uniform, vineppo
-from plumbing.registry import CreditFunction
+from mitigations import attention_credit, curious, ppo, reweight, reweighting, token_credit, uniform, vineppo, z_score
+from plumbing.launch import lacking
+from plumbing.registry import CreditFunction, check_pure, required
+from queries import Queries
+from rollout import rollout
+from settings import Settings
+from start import load_policy
+from tasks import guess_task
 from tasks.text import FILLER, REASONING, STRUCTURE
 from tests.fixtures import make_batch, make_written
 
 BUILT_IN = methods.ORDER  # a new method passes the whole suite without being listed here
-REWEIGHTINGS = [name for name in BUILT_IN if MITIGATIONS[name].is_reweighting]
 OWN_ADVANTAGE = {"ppo", "ppo_process", "process_reward", "vineppo", "reward_decomposition", "first_error",
                  "expert_iteration", "oracle", "curious"}  # give credit also where rewards are equal
 GARBAGE = 1e9  # put on padding, which must not matter
@@ -83,7 +91,6 @@ def test_a_decorated_function_is_registered_with_its_signature_and_docstring(reg
     check(method(batch, power=0.0), [[11, 11, 11], [-3, -3]])
     assert half == CreditFunction("half", half.function, None, True, ("critic", "reference"))
     assert half.summary == "no docstring yet"
-    half.check_parameters()
     check(half(batch), [[5.5] * 3, [-1.5] * 2])
     for function, message in ((MITIGATIONS["ppo"].function, "two credit functions named ppo"),
                               (uniform, "decorate a function made by def, once")):
@@ -124,32 +131,25 @@ def test_a_wrong_function_is_one_sentence(problem, decorator, function, registry
     method, batch = decorator(function), make_batch([3, 3], [1.0, 1.0])
     with pytest.raises(ValueError, match=rf"^{function.__name__}:? {re.escape(problem)}"):
         method.check_parameters()
-        plumbing.registry.required(method.name, {})
-        plumbing.registry.check_pure(method.name, batch, lambda: method(batch))
+        required(method.name, {})
+        check_pure(method.name, batch, lambda: method(batch))
 
 
-@pytest.mark.parametrize("row", [[1.0, 1.0, math.nan], [True, True, True], [1, 1, -7]])
-def test_values_of_any_type_become_float32_and_zero_on_padding(row, registry):
-    """Guards against methods that must remember the mask, and a comparison or a count that changes the loss's type. A
-    copy of the batch, which may have other responses, begins without what was logged."""
-    first, batch = torch.tensor(row), make_batch([2, 3], [1.0, 1.0])
-    rows = torch.stack((first, torch.ones_like(first)))
-    credit = reweighting(lambda batch: batch.log.update(mine=rows) or rows)(batch)
-    for found in (credit, batch.log["mine"]):
-        assert found.dtype == torch.float32
-        assert found.tolist() == [[1, 1, 0], [1, 1, 1]]
-    assert replace(batch).log == {}
-
-
-@pytest.mark.parametrize("normalize, credit", [
-    ("response", [[1, 2, 3], [2, 2], [2]]),  # the means are 2, 1 and 4
-    ("step", [[1, 2, 3], [1, 1], [4]]),  # the mean of all six is 2
-    ("none", [[2, 4, 6], [2, 2], [8]]),
+@pytest.mark.parametrize("normalize, weights, credit", [
+    ("response", [[1.0, 2, 3], [0, 0, math.nan], [4, math.nan, math.nan]], [[1, 2, 3], [2, 2], [2]]),  # means 2, 1, 4
+    ("step", [[1, 2, 3], [0, 0, -7], [4, -7, -7]], [[1, 2, 3], [1, 1], [4]]),  # the mean of all six is 2
+    ("none", [[1, 2, 3], [0, 0, -7], [4, -7, -7]], [[2, 4, 6], [2, 2], [8]]),
+    ("none", [[True, False, True], [True, True, True], [False, True, True]], [[2, 0, 2], [2, 2], [2]]),
 ])
-def test_weights_are_rescaled_as_normalize_says(normalize, credit):
-    """Guards against a mean over padding or the wrong axis. Weights that are all 0 in a response become 1 first."""
-    batch, weights = make_batch([3, 2, 1], [2.0] * 3, normalize=normalize), grid([[1.0, 2.0, 3.0], [0.0, 0.0], [4.0]])
-    check(CreditFunction("given", lambda batch: weights, reweight, True, ())(batch), credit)
+def test_weights_of_any_type_are_rescaled_as_normalize_says(normalize, weights, credit):
+    """Guards against a mean over padding or the wrong axis, methods that must remember the mask, and a comparison or a
+    count that changes the loss's type. Weights that are all 0 in a response become 1 first. A copy of the batch, which
+    may have other responses, begins without what was logged."""
+    batch, rows = make_batch([3, 2, 1], [2.0] * 3, normalize=normalize), torch.tensor(weights)
+    found = CreditFunction("given", lambda batch: batch.log.update(mine=rows) or rows, reweight, True, ())(batch)
+    check(found, credit)
+    assert found.dtype == batch.log["mine"].dtype == torch.float32 and not batch.log["mine"][~batch.mask].any()
+    assert replace(batch).log == {}
 
 
 # ------------------------------------------------------------------------------------ what every method has to do
@@ -188,9 +188,6 @@ def written():
     )
 
 
-METHODS = pytest.mark.parametrize("method", MITIGATIONS.values(), ids=MITIGATIONS)
-
-
 def extremes(batch):
     """The batch with log-probs, entropies and gradients at the limits of float32: mixed, all certain, all unlikely."""
     torch.manual_seed(0)
@@ -200,65 +197,113 @@ def extremes(batch):
         yield replace(batch, **{name: torch.tensor(values)[case] * batch.mask for name, values in facts.items()})
 
 
+GAME = SimpleNamespace(**vars(guess_task) | {  # of one, two and five turns
+    "reply": lambda turns, puzzle, chat: ("\nhigher\n", "", ("\n", "<|im_end|>", "\n"))[len(turns) % 3]
+    if len(turns) < (5 if turns[0] < "2" else 2 if turns[0] < "7" else 1) else None,
+    "calculations": lambda text, puzzle: [], "reachable": lambda text, puzzle: np.zeros((0, 5), bool)})
+SILENT = SimpleNamespace(**vars(GAME) | {  # an empty reply, twice
+    "reply": lambda turns, puzzle, chat: "" if len(turns) < 3 else None,
+    "grade": lambda text, puzzle, turns=(): {"reward": len(text) % 5 / 4, "answer": float(len(text) % 5 == 4),
+                                             "format": 1.0}})
+
+
+@pytest.fixture(scope="module")
+def sampled():
+    """A step of sampled responses for each task, with what every credit function may ask the model about them."""
+    found = {}
+    for name, task, games, length in (("latin", None, 2, 20), ("math", None, 2, 20), ("guess", GAME, 4, 40),
+                                      ("silent", SILENT, 4, 24)):
+        s = Settings(task="guess" if task else name, answers=4, max_new_tokens=length)
+        policy = load_policy(s, task, (*HEADS, "reference"))
+        batch = rollout(policy, policy.task.load("train", games), s, step=1)
+        batch.ask, batch.advantage = Queries(policy, batch, s, 1), compare(batch, "rloo")
+        found[name] = batch
+    assert {len(replies) for replies in found["guess"].before} == {0, 1, 4}
+    return found
+
+
+METHODS = pytest.mark.parametrize("method", MITIGATIONS.values(), ids=MITIGATIONS)
+WITHOUT_CALCULATIONS = {"first_error", "reward_decomposition", "causal_ablation", "regrade_ablation",
+                        "process_reward", "ppo_process"}
+
+
 @METHODS
-def test_credit_has_a_formula_is_finite_and_ignores_padding(method, written):
+def test_credit_is_finite_and_ignores_padding_in_every_task(method, written, sampled):
     """Guards against an undocumented method, 0 / 0 where a token is certain, a forgotten mask, a sum, a softmax or a
-    threshold that includes padding, and an unseeded random number."""
+    threshold that includes padding, an unseeded random number, Countdown or a single turn in a credit function, and one
+    that is refused where nothing lacks."""
     assert re.fullmatch(r"credit = [^:]+: [^:]+\.", method.summary) or method.name not in BUILT_IN
     method.check_parameters()
-    for batch in (written, *extremes(written)):
-        credit = method(batch)
-        assert credit.isfinite().all()
-        assert not credit[~batch.mask].any()
+    for batch in (written, *extremes(written), *sampled.values()):
+        needs = required(method.name, {})
+        if lacking(needs, batch.task, HEADS):
+            assert batch is sampled["latin"] and method.name not in {*BUILT_IN} - WITHOUT_CALCULATIONS
+            said = f"--mitigation {method.name} needs .*, which is neither a function of the task latin nor a head"
+            with pytest.raises(ValueError, match=said):
+                load_policy(Settings(task="latin", mitigation=method.name), needs=needs)
+            continue
+        for options in ({}, {"tokens": True}) if method.name == "regrade_ablation" else ({},):
+            credit = check_pure(method.name, batch, lambda: method(batch, **options))
+            assert credit.isfinite().all() and not credit[~batch.mask].any()
     garbage = {"tokens": 7, "logprob": -GARBAGE, "entropy": GARBAGE, "logit_grad": GARBAGE, "role": 2}
     noisy = {name: torch.where(written.mask, getattr(written, name), value) for name, value in garbage.items()}
     assert method(written).any() and torch.equal(method(replace(written, **noisy)), method(written))
 
 
+SEES_TURNS = {"turn_mean", "turn_vine", "turn_baseline", "vineppo"}  # the sentences of that task are its turns
+
+
+@pytest.mark.parametrize("name", sorted({*MITIGATIONS} - SEES_TURNS))
+def test_empty_replies_change_no_credit(name, sampled):
+    """Guards against a credit function that counts columns by turns: with empty replies it must see one text."""
+    turns = sampled["silent"]
+    task = SimpleNamespace(**{key: value for key, value in vars(SILENT).items() if key != "reply"})
+    single = replace(turns, task=task, before=({},) * len(turns.before))
+    single.ask = Queries(turns.ask.policy, single, turns.ask.s, turns.ask.step)
+    assert any(turns.before) and torch.equal(MITIGATIONS[name](turns), MITIGATIONS[name](single))
+
+
 @METHODS
 def test_a_method_depends_on_the_advantage_where_it_says_so(method, written):
-    """Guards against --advantage accepted where it has no effect, or refused where it has one."""
-    ignored = []
+    """Guards against --advantage accepted where it has no effect, or refused where it has one. And where a group has
+    equal rewards, against rounding noise as credit, which Adam would make as large as any other."""
+    ignored, first = [], written.group == 0
     for success in (0 * written.success, written.success):  # 0: then gtpo is plain GRPO, but share keeps nothing
         before = replace(written, success=success)
         ignored.append(torch.equal(method(replace(before, advantage=-before.advantage)), method(before)))
     assert all(ignored) != method.from_advantage
-
-
-@pytest.mark.parametrize("name", [name for name in BUILT_IN if name not in OWN_ADVANTAGE])
-def test_a_group_of_equal_rewards_teaches_exactly_nothing(name, written):
-    """Guards against rounding noise as credit, which Adam would make as large as any other."""
-    first = written.group == 0
     for success in (0.0, 1.0):
         values = {"success": success, "reward": success + 0.1, "advantage": 0.0}
         equal = {key: getattr(written, key).masked_fill(first, value) for key, value in values.items()}
-        assert not MITIGATIONS[name](replace(written, **equal))[first].any()
+        if method.name in {*BUILT_IN} - OWN_ADVANTAGE:
+            assert not method(replace(written, **equal))[first].any()
 
 
-@pytest.mark.parametrize("name, key, refused, accepted", [
-    ("outcome_conditional", "think_discount", [-1.0, math.nan], [0.0]),
-    ("inverse_logprob", "epsilon", [0.0], [0.1]),
-    ("advantage_reweighting", "alpha", [-0.1, 1.1], [0.0, 1.0]),
-    ("entropy_weighted", "entropy_temp", [0.0], [0.1]),
-    ("entropy_masking", "mask_percentile", [-1.0, 101.0], [0.0, 100.0]),
-    ("attention_credit", "credit_scale", [-0.1], [0.0]),
-    ("vineppo", "k", [0], [1]),
-    ("vineppo", "cuts", ["line"], ["sentence", "uncertain"]),
-    ("token_type", "filler", [-0.1, math.nan], [0.0]),
-    ("reward_decomposition", "weights", ["1,2", "1,2,x", "1,2,3,4", ""], ["0,0,1"]),
-    ("first_error", "alpha", [-0.1, 1.1], [0.0, 1.0]),
-    ("ppo", "gamma", [-0.1, 1.1], [0.0, 1.0]),
-    ("dpo", "beta", [0.0], [0.1]),
-    ("ppo", "gae_lambda", [-0.1, 1.1], [0.0, 1.0]),
-    ("inverted", "of", ["none", "inverted", "no such method"], ["random"]),
+UNIT, POSITIVE, NOT_NEGATIVE = ([-0.1, 1.1, math.nan], [0.0, 1.0]), ([0.0], [0.1]), ([-0.1, math.nan], [0.0])
+
+
+@pytest.mark.parametrize("flags, refused, accepted", [
+    ("advantage_reweighting alpha, first_error alpha, ppo gamma, ppo gae_lambda, ppo_process gae_lambda, oracle mix",
+     *UNIT),
+    ("inverse_logprob epsilon, entropy_weighted entropy_temp, dpo beta", *POSITIVE),
+    ("outcome_conditional think_discount, attention_credit credit_scale, token_type filler, token_type structure, "
+     "process_reward process, ppo_process process", *NOT_NEGATIVE),
+    ("vineppo k, oracle k, turn_vine k", [0], [1]),
+    ("entropy_masking mask_percentile", [-1.0, 101.0], [0.0, 100.0]),
+    ("vineppo cuts", ["line"], ["sentence", "uncertain"]),
+    ("reward_decomposition weights", ["1,2", "1,2,x", "1,2,3,4", ""], ["0,0,1"]),
+    ("inverted of", ["none", "inverted", "no such method"], ["random"]),
+    ("shuffled of", ["shuffled", "no such method"], ["random"]),
+    ("turn_mean of", ["turn_mean", "no such method"], ["random"]),
 ])
-def test_hyper_parameters_that_can_not_work_are_refused_by_name(name, key, refused, accepted, written):
+def test_hyper_parameters_that_can_not_work_are_refused_by_name(flags, refused, accepted, written):
     """Guards against NaN or a traceback in the middle of a run, and a check that refuses a limit that has a meaning."""
-    for value in refused:
-        with pytest.raises(ValueError, match=f"^--{key} "):
-            MITIGATIONS[name](written, **{key: value})
-    for value in accepted:
-        assert MITIGATIONS[name](written, **{key: value}).any()
+    for name, key in map(str.split, flags.split(",")):
+        for value in refused:
+            with pytest.raises(ValueError, match=f"^--{key} "):
+                MITIGATIONS[name](written, **{key: value})
+        for value in accepted:
+            assert MITIGATIONS[name](written, **{key: value}).any()
 
 
 # ------------------------------------------------------------ the baseline, and weights from what the sampler recorded
@@ -349,7 +394,7 @@ def test_credit_is_exactly_0_where_one_response_alone_is_better(reward, G):
                        logit_grad=torch.rand(G + 1, 10),
                        rollout_values=lambda counts, k=1, other=False: reward * (counts > 0))
     assert not optimal_baseline(batch)[:, 7:].any()
-    assert not oracle(batch)[1:].any()
+    assert not oracle(batch)[1:].any() and not z_score(torch.full((G, 1), reward)).any()
     credit = vineppo(batch, cuts="uncertain")  # all are, so the cut is at token 5
     assert not credit[0, :5].any() and credit[0, 5:7].all()
 
@@ -370,34 +415,21 @@ def test_gtpo_by_hand(options, scale):
     check(gtpo(batch, **options), [z[:1], z[1:3], z[3:5], z[5:], *plain], 2e-3)
 
 
-def fisher_by_enumeration(R, W, a, b):
-    """The share of ways to deal a + b tokens to R + W responses that are no likelier than a to right, b to wrong."""
-    ways = Counter(sum(i < R for i in holders) for holders in itertools.combinations(range(R + W), a + b))
-    return sum(n for n in ways.values() if n <= ways[a]) / ways.total()
-
-
-def gain_by_definition(R, W, a, b):
-    """Mutual information in bits of "contains the token" and "is right"."""
-    N, bits = R + W, 0.0
-    for n, row, column in ((a, a + b, R), (b, a + b, W), (R - a, N - a - b, R), (W - b, N - a - b, W)):
-        if n:
-            bits += n / N * math.log2(n * N / (row * column))
-    return bits
-
-
 def ktae_by_loops(rows, right):
     """The score of each token id of one group that is neither all right nor all wrong."""
-    sides = [[row for row, r in zip(rows, right) if r == side] for side in (True, False)]
-    (R, W), pools, score = map(len, sides), [sum(side, []) for side in sides], {}
+    score, N, R = {}, len(rows), sum(right)
+    pools = [sum((row for row, r in zip(rows, right) if r == side), []) for side in (True, False)]
     for token in {*pools[0], *pools[1]}:
-        a, b = (sum(token in row for row in side) for side in sides)
-        p = fisher_by_enumeration(R, W, a, b)
-        F = math.exp(-2 * p) if p < 1 else 0.0
+        has = [token in row for row in rows]
+        a, n, both = sum(h and r for h, r in zip(has, right)), sum(has), Counter(zip(has, right))
+        ways = Counter(map(sum, itertools.combinations(right, n)))  # ways to deal it, by right ones
+        p = sum(w for w in ways.values() if w <= ways[a]) / ways.total()
+        bits = sum(c / N * math.log2(c * N / (has.count(h) * right.count(r))) for (h, r), c in both.items())
         frequency = [pool.count(token) / len(pool) for pool in pools]
         f = [3 * x / (x + 1 + 2 * len(pool) / len(pools[0] + pools[1])) for x, pool in zip(frequency, pools)]
-        h = 2 * math.asin(math.sqrt(a / R)) - 2 * math.asin(math.sqrt(b / W))
+        h = 2 * math.asin(math.sqrt(a / R)) - 2 * math.asin(math.sqrt((n - a) / (N - R)))
         x = h + f[0] / (f[1] + 1e-5) - f[1] / (f[0] + 1e-5)
-        score[token] = math.tanh((F + gain_by_definition(R, W, a, b)) / 2 * x / 2)  # = 2 sigmoid(k) - 1
+        score[token] = math.tanh(((math.exp(-2 * p) if p < 1 else 0) + bits) / 2 * x / 2)  # = 2 sigmoid(k) - 1
     return score
 
 
@@ -448,7 +480,8 @@ def test_reward_decomposition_by_hand(weights, stepwise):
 
 
 def test_process_rewards_by_hand():
-    """Guards against a reward for false calculations or for tokens after one, and a mean of the responses' means."""
+    """Guards against a reward for false calculations or for tokens after one, and a mean of the responses' means. The
+    process critic learns what is still to come: against the number of calculations so far."""
     batch = make_written([NO_STEP, TRUE_FALSE, FALSE, CUT_OFF], [0.1, 0.2, 0.3, 0.4])
     right = [{}, {0: 1, 2: 0}, {0: 0}, {0: 1, 4: 1}]  # the last token of each calculation, and its verdict
     expected = [[A + 0.5 * sum(v - 3 / 5 for end, v in row.items() if end >= t) for t in range(L)]
@@ -456,6 +489,7 @@ def test_process_rewards_by_hand():
     check(process_reward(batch, 0.5), expected)
     true = [[float(row.get(t, 0)) for t in range(len(e))] for row, e in zip(right, expected)]
     check(calculation_ends(batch)[1], true)
+    check(HEADS["process_critic"](8).target(batch), [[sum(row[t:]) for t in range(len(row))] for row in true])
 
 
 def test_removing_a_part_changes_the_reward_where_the_grader_looks(written):
@@ -561,12 +595,25 @@ def test_vineppo_by_hand():
 
 def test_vineppo_cuts_before_every_fifth_uncertain_token():
     """Guards against a cut at the fifth instead of before the sixth, and p for log p."""
-    p = grid([[0.95] + [0.5, 0.91] * 6, [0.8] * 4 + [0.99] * 3], padding=1.0)  # cutpoints 1, 3, 5, 7, 9, 11 and 0 to 3
+    p = grid([[0.95] + [0.89, 0.91] * 6, [0.8] * 4 + [0.99] * 3], padding=1.0)  # cutpoints 1, 3, 5, 7, 9, 11 and 0 to 3
     calls, before, after = [], 0.6 - 0.2, 1 - 0.6  # the cut at token 11, where the value is 0.6
     batch = make_batch([13, 7], [9.0] * 2, logprob=p.log(), reward=torch.tensor([1.0, 0.2]),
                        rollout_values=rollouts_from(torch.full((2, 13), 0.6), calls))
     check(vineppo(batch, cuts="uncertain"), [[before] * 11 + [after] * 2, [0.2 - 1] * 7])
     assert calls == [{(0, 11): 3}]
+
+
+def test_the_truth_as_credit_by_hand():
+    """Guards against a value on the wrong side of its token, rollouts for a token that was certain, and a mixture that
+    is not the reward minus the first value."""
+    p, U, asked = [0.5, 0.999, 0.2], [0.3, 9.0, 0.8], []
+    V = [0.5 * 0.84 + 0.5 * 0.3, 0.84, 0.2 * 1.0 + 0.8 * 0.8, 1.0]  # the second token is certain: it changes nothing
+    batch = make_batch([3], [9.0], logprob=grid([p]).log(), reward=torch.tensor([1.0]), rollout_values=(
+        lambda counts, other: asked.append((counts.tolist(), other)) or grid([U]) * (counts > 0)))
+    truth = [after - before for before, after in zip(V, V[1:])]
+    check(oracle(batch, k=4), [truth])
+    check(oracle(batch, k=4, mix=0.25), [[0.75 * x + 0.25 * (1 - V[0]) for x in truth]])
+    assert asked[0] == ([[2, 0, 4]], True)
 
 
 def test_dpo_is_the_gradient_of_its_loss():
@@ -612,15 +659,7 @@ def test_ppo_with_process_rewards_by_the_double_sum():
 # ------------------------------------------------------------------------------------------------- the controls
 
 
-def test_random_weights_are_exponential():
-    """Guards against one number for all tokens, and another distribution."""
-    weight = random.raw(make_batch([200] * 100, [1.0] * 100))
-    assert weight.mean() == pytest.approx(1, abs=0.03)
-    assert weight.var() == pytest.approx(1, abs=0.1)
-    assert (weight > 2).float().mean() == pytest.approx(math.exp(-2), abs=0.01)
-
-
-@pytest.mark.parametrize("name", [name for name in REWEIGHTINGS if name != "inverted"])
+@pytest.mark.parametrize("name", [m.name for m in MITIGATIONS.values() if m.is_reweighting and m.name != "inverted"])
 def test_inverted_reverses_the_weights_of_each_reweighting(name, written):
     """Guards against an inverted advantage, and a maximum over padding or over the batch."""
     weights, found = MITIGATIONS[name].raw(written), inverted.raw(written, name)  # (B, T) each
@@ -655,8 +694,12 @@ def test_share_keeps_as_many_responses_as_are_right():
     assert ((torch.stack(found).mean(0) - advantage).abs() <= error).all()
 
 
-def test_credit_without_a_comparison_or_without_its_negative_half_by_hand():
-    """Guards against credit for a wrong response or below 0, one that depends on the group, and another baseline."""
+def test_credit_of_the_controls_by_hand():
+    """Guards against credit for a wrong response or below 0, one that depends on the group, another baseline, one
+    number for all tokens, and another distribution."""
     batch = make_written([["1", ""], ["0"], ["1", " yes", ""]], [9.0, -1.0, 0.5], success=torch.tensor([1.0, 0, 1]))
     check(expert_iteration(batch), [[1, 1], [0], [1, 1, 1]])
     check(positives(batch), [[9, 9], [0], [0.5] * 3])
+    weight = random.raw(make_batch([200] * 100, [1.0] * 100))
+    moments = [weight.mean(), weight.var(), (weight > 2).float().mean()]
+    assert moments == pytest.approx([1, 1, math.exp(-2)], abs=0.05)

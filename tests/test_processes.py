@@ -38,6 +38,7 @@ STEPS = {  # name: settings, and hyper-parameters of the credit function
     "dpo with KL": ({"mitigation": "dpo", "kl": 0.1}, {}),
     "LoRA with KL": ({"lora_rank": 2, "kl": 0.1}, {}),
     "vineppo": ({"mitigation": "vineppo"}, {"k": 2}),
+    "several turns": ({"task": "guess", "model": str(ROOT / "models" / "guess-tiny"), "mitigation": "vineppo"}, {}),
     "fewer puzzles than processes": ({"mitigation": "ppo", "questions": 1, "answers": 4}, {}),
 }
 SMALL = ["--questions", "3", "--answers", "4", "--eval_problems", "5", "--max_new_tokens", "50", "--eval_every", "2",
@@ -54,12 +55,12 @@ def one_step(name: str) -> dict[str, torch.Tensor]:
     settings, hyper_parameters = STEPS[name]
     # With a limit of 59, the longest responses of the two processes have unequal lengths.
     s = Settings(**{"questions": 3, "answers": 4, "max_new_tokens": 59, "micro_batch": 3} | settings)
-    policy = start.load_policy(s, countdown_task, ("critic", "importance", "reference"))
+    policy = start.load_policy(s, needs=("critic", "importance", "reference"))
     heads = policy.heads
     with torch.no_grad():  # let the start model differ, and the critic have an opinion
         policy.reference.norm = torch.nn.Parameter(policy.reference.norm * 1.1)  # with LoRA the two models share it
         heads["critic"].value.outer.weight.copy_(torch.linspace(-1, 1, 128))
-    optimizer, puzzles = Optimizer(policy.model, lr=0.0), countdown_task.load("train", 20)[: s.questions]
+    optimizer, puzzles = Optimizer(policy.model, lr=0.0), policy.task.load("train", 20)[: s.questions]
     batch = rollout.rollout(policy, puzzles, s, 1)
     batch.ask = Queries(policy, batch, s, 1)
     batch.advantage = grpo.compare(batch)

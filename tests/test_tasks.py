@@ -2,39 +2,38 @@
 import gzip
 import itertools
 import json
-import random
 import re
 from fractions import Fraction
+from hashlib import sha256
 
 import numpy as np
 import pytest
 
-from grpo import compare
-from methods import MITIGATIONS
-from methods.heads import HEADS
-from plumbing.launch import lacking
-from plumbing.registry import required
 from plumbing.task_file import load_puzzles, load_task
-from queries import Queries
-from rollout import rollout
 from tasks import latin_task, math_task
 from tasks.data import digits
 from tasks.math_task import Problem, number
 from tests.fixtures import spans_of
-from settings import Settings
-from start import load_policy
 
 
 @pytest.mark.parametrize("name, content", [("latin", lambda puzzle: str(latin_task.solution(puzzle.id))),
                                            ("math", lambda problem: problem.steps)])
-def test_splits_are_apart_and_the_same_every_time(name, content):
-    """Guards against a held-out square with other open cells in training, and a held-out problem with other names."""
-    task = load_task(name)
-    training, heldout = load_puzzles(task, 512, "")
-    assert len(heldout) == 512 and len(training) >= 2048
-    assert task.load("train", 99) == training[:99] and task.load("heldout", 9) == heldout[:9]
-    assert not {content(puzzle) for puzzle in training[:512]} & {content(puzzle) for puzzle in heldout}
-    task.check(training[0])
+def test_splits_are_apart_and_demonstrations_right_or_not(name, content):
+    """Guards against a held-out square with other open cells in training, and a held-out problem with other names. A
+    demonstration with probability 1 is always right; with 0 it is well formed, and a matter of luck."""
+    task, rng = load_task(name), np.random.default_rng(0)
+    puzzles, heldout = (task.load(part, 250) for part in ("train", "heldout"))
+    assert len(heldout) == 250 and task.load("train", 99) == puzzles[:99] and task.load("heldout", 9) == heldout[:9]
+    assert not {*map(content, puzzles)} & {*map(content, heldout)}
+    for puzzle in puzzles + heldout:
+        held = int(sha256(task.key(puzzle).encode()).hexdigest()[:16], 16) % 10 == 0
+        assert held == (puzzle in heldout)
+    task.check(puzzles[0])
+    right, guessed = ([task.grade(task.demonstrate(puzzle, rng, known), puzzle) for puzzle in puzzles[:100]]
+                      for known in (1.0, 0.0))
+    assert all(grade == {"reward": 1.1, "answer": 1, "format": 1} for grade in right)
+    assert all(grade["format"] == 1 for grade in guessed)
+    assert np.mean([grade["answer"] for grade in guessed]) < 0.7
 
 
 SQUARE = "1234523451345124512351234"
@@ -56,18 +55,6 @@ def test_nothing_that_is_memorized_for_a_held_out_puzzle_is_trained_on(name, dat
     training, _ = load_puzzles(load_task(name), 9, data and str(tmp_path / f"data.{end}"), f"{tmp_path}/heldout.{end}")
     found = [puzzle.id for puzzle in training]
     assert found == kept if data else FIRST not in found and len(found) > 4000
-
-
-@pytest.mark.parametrize("name", ["latin", "math"])
-def test_what_the_task_knows_is_right_and_what_it_guesses_is_often_wrong(name):
-    """A demonstration with probability 1 is always right; with 0 it is well formed, and a matter of luck."""
-    task, rng = load_task(name), np.random.default_rng(0)
-    puzzles = task.load("train", 100)
-    right, guessed = ([task.grade(task.demonstrate(puzzle, rng, known), puzzle) for puzzle in puzzles]
-                      for known in (1.0, 0.0))
-    assert all(grade == {"reward": 1.1, "answer": 1, "format": 1} for grade in right)
-    assert all(grade["format"] == 1 for grade in guessed)
-    assert np.mean([grade["answer"] for grade in guessed]) < 0.7
 
 
 # ------------------------------------------------------------------------------------------------- Latin squares
@@ -112,6 +99,7 @@ def test_tokens_of_a_square():
     assert role.tolist() == [1, 1, 0, 1, 1, 1, 2] and in_answer.all()
     reach = latin_task.within_reach("".join(pieces), spans_of(pieces), PUZZLE)
     assert reach.tolist() == [True] * 4 + [False] * 3
+    assert latin_task.within_reach("1 2", [(0, 1), (1, 3), (3, 3)], PUZZLE).tolist() == [True, True, False]
 
 
 def test_a_file_of_squares(tmp_path):
@@ -119,8 +107,8 @@ def test_a_file_of_squares(tmp_path):
     file, squares = tmp_path / "squares.txt", [latin_task.load(part, 3) for part in ("train", "heldout")]
     file.write_text("\n".join(puzzle.id for puzzle in squares[0] + squares[1]) + "\n")
     assert [latin_task.load(part, path=str(file)) for part in ("train", "heldout")] == squares
-    for line, said in (("12345", "is not a square of 25 cells"), ("_" * 25, "161280 solutions"),
-                       ("11" + "_" * 23, "has no solutions")):
+    for line, said in (("12345", "is not a square of 25 cells"), ("x" * 25, "is not a square of 25 cells"),
+                       ("_" * 25, "161280 solutions"), ("11" + "_" * 23, "has no solutions")):
         file.write_text(line)
         with pytest.raises(ValueError, match=said):
             latin_task.load("train", path=str(file))
@@ -144,67 +132,14 @@ def test_problems_say_what_their_steps_compute():
         assert problem.answer == n
 
 
-def slow_number(text):
-    """What `number` must return for texts of the alphabets below, by cutting at the first and the last digit."""
-    text = text.replace("\\$", "$") if len(text) <= 100 else ""
-    text = re.sub(r"(?<=[0-9])\\,(?=[0-9]{3}(?![0-9]))", ",", text).replace("\\,", " ").replace("\\ ", " ").strip()
-    digits = [i for i, c in enumerate(text) if c in "0123456789"]
-    if not digits:
-        return None
-    start, stop = digits[0], digits[-1] + 1
-    start -= text[:start].endswith(".")
-    core, before, after = text[start:stop], text[:start], text[stop:]
-    signed = before.removesuffix("$")
-    if re.fullmatch(r"(|.*[$_]) *[-+] +", signed, re.DOTALL):  # - 3, but x - 3 is no number
-        signed = signed.rstrip(" ")
-    sign = signed[-1:] if signed[-1:] in ("-", "+") else ""
-    before = signed[:-1] if sign else before
-    if before[-1:] in tuple("eEx.,") or after[:1] in tuple("eEx"):
-        return None
-    if re.search(r"[eEx]_[ \n$]*\Z", before) or re.match(r"[ \n$_-]*([eE]|x+)(?![eEx])", after):  # x_7, 7 x
-        return None
-    if "." in core and after.lstrip(" \n")[:2] == "..":  # 0.3...
-        return None
-    outside = re.sub("(?<=[019eEx$])[-/](?=[eEx][eEx])", " ", f"{before}\n0{after}").replace("0", "", 1)
-    if set(outside) - set("., $eEx_\n") or set(core) - set("0123456789,./+- "):
-        return None
-    value = slow_value(re.sub("/ *([-+]) +", r"/\1", core))
-    return -value if value is not None and sign == "-" else value
-
-
-def slow_value(text):
-    """The value of 7, 1,234.5, .5, 3/4, 3/-4 and 1 3/4; None for any other text that begins and ends with a digit."""
-    whole, space, rest = text.rpartition(" ")
-    above, slash, below = rest.partition("/")
-    if not slash:
-        return slow_decimal(text)
-    parts = slow_decimal(whole or "0"), slow_decimal(above), slow_decimal(below[below[:1] in ("-", "+") :])
-    mixed = "." not in whole and (above + below).isdigit()
-    if None in parts or not parts[2] or space and not (mixed and parts[1] < parts[2]):
-        return None
-    return parts[0] + parts[1] / parts[2] * (-1 if below[0] == "-" else 1)
-
-
-def slow_decimal(text):
-    """The value of 7, 1,234.5 and .5; None for any other text."""
-    whole, dot, rest = text.partition(".")
-    first, *groups = whole.split(",")
-    sizes = {len(group) for group in groups[:-1]}  # 1,234,567 or 12,34,567
-    if dot and not rest.isdigit() or groups and (len(groups[-1]) != 3 or len(sizes) > 1 or sizes - {2, 3}
-                                                 or not 1 <= len(first) <= min(sizes | {3})):
-        return None
-    joined = "".join([first, *groups])
-    return Fraction(f"{joined}{dot}{rest}") if joined.isdigit() or dot and not whole else None
-
-
-def test_numbers_agree_with_another_parser_on_100_000_hostile_strings():
-    rng, accepted = random.Random(0), 0
-    for _ in range(100_000):
-        alphabet = rng.choice(["0123456789", "0123,", "12.0", "-1/20", "$1,02", "019.,-/$\\ eE+_\u0663\uff11x\n"])
-        text = "".join(rng.choices(alphabet, k=rng.choice((1, 2, 3, 4, 5, 6, 9, 70))))
-        assert number(text) == slow_number(text), text
-        accepted += number(text) is not None
-    assert 20_000 < accepted < 80_000
+def test_commas_separate_thousands_or_nothing():
+    """All strings of ones and commas, against Python's own format and the Indian one, by pairs above the thousands."""
+    for middle in itertools.chain(*(itertools.product("1,", repeat=n) for n in range(9))):
+        text = f"1{''.join(middle)}1"
+        digits = text.replace(",", "")
+        indian = f"{','.join(re.findall('..?', digits[:-3][::-1]))[::-1]},{digits[-3:]}"
+        right = text in (digits, f"{int(digits):,}", indian)
+        assert number(text) == (int(digits) if right else None), text
 
 
 @pytest.mark.parametrize("value, texts", [
@@ -220,14 +155,16 @@ def test_numbers_agree_with_another_parser_on_100_000_hostile_strings():
     (1234567, ["1,234,567", "\u20b912,34,567", "1'234'567"]),
     (-5, ["\u22125", "\u20135", "-$5", "$-5", "x = -5", "- 5", "x = \u2212 5", "\\boxed{- 5}", "** - 5**", "-\\,5",
           "negative 5"]),
-    (Fraction(-1, 2), ["-\\dfrac{1}{2}", "-.5", "-\u00bd"]), (50, ["50%", "50\\%"]),
+    (Fraction(-1, 2), ["-\\dfrac{1}{2}", "-.5", "-\u00bd", "-1/2", "-1.5/3", "1/-2", "-0.5/1.0"]),
+    (50, ["50%", "50\\%"]),
     (Fraction(-7, 2), ["\\frac{7}{-2}", "\\frac{7}{\u2212 2}", "\\frac{ -7 }{2}", "-3.5", "7/-2", "-\\frac{7.0}{2}"]),
     (Fraction(1000, 3), ["\\frac{1,000}{3}", "\\frac{1{,}000}{3}", "1,000/3", "333 1/3", "\\frac{-1000}{-3}"]),
     (Fraction(1, 2), ["\u00bd", "\u00bd cup", "1\u20442", "\\dfrac12", "\\frac 1 2", "\\tfrac{1}2"]),
     (Fraction(3, 2), ["1 1/2", "1\u00a01/2", "1\\frac{1}{2}", "1\u00bd", "1 \u00bd", "1\\frac12"]),
     (None, ["none", "1-2", "1\u20132", "3 + 4 = 7", "12 apples and 3 pears", "seven or 8", "7 and a half", "3 million",
-            "Ann minus 7", "1 234", "1.234,5", "12:30", "7^2", "7\u00b2", "1/0", "1/2/3", "1 3/2", "x-7", "7/x",
+            "Ann minus 7", "1 234", "1.234,5", "12:30", "7^2", "7\u00b2", "1/0", "1 3/2", "x-7", "7/x",
             "5k", "5 k", "1e999999999", "0x1F", "1_000", "< 7", "!= 7", "\\sqrt{4}", "2\\pi", "2 \u00d7 3",
+            "1/2/3", "1.2.3", "7/", "/7", "7,5", ",5", "7..5", "1 1.5/2", "1 1/2.5", "1/2 3", "1 2/2", "1 1/2 1", "7e1",
             "1\\boxed2", "1\\text{}2", "1\\frac{2}{3}4", "1\u200b2", "1\x002", "\uff14\uff12", "\u0667", "7\u0338",
             "\u4e03", "7" * 101, "0" * 10**6 + "42"]),
     # A part, a power, a function, a product or a multiple of 7; a bound; no answer.
@@ -278,11 +215,9 @@ def lines(*answers):
     return "\n".join(map(json.dumps, rows(*answers))).encode()
 
 
-GSM8K = lines("#### 7", "So 500.\n#### $500", "<<2*3=6>>6\n#### 1,234.50", "#### -3/4", "12", "####   8  ")
-
-
 @pytest.mark.parametrize("name, content, answers", [
-    ("a.jsonl", b"\xef\xbb\xbf" + GSM8K.replace(b"\n", b"\r\n"), [7, 500, 1234.5, -0.75, 12, 8]),
+    ("a.jsonl", b"\xef\xbb\xbf" + lines("#### 7", "So 500.\n#### $500", "<<2*3=6>>6\n#### 1,234.50", "#### -3/4", "12",
+                                       "####   8  ").replace(b"\n", b"\r\n"), [7, 500, 1234.5, -0.75, 12, 8]),
     ("a.jsonl", lines(7, 7.5, "$7", "7 apples", "\\boxed{7}", "7 #### 8", "#### 1 #### 2"), [7, 7.5, 7, 7, 7, 8, 2]),
     ("a.jsonl", b"\n" + lines("1") + b"\r\n \r\n", [1]), ("a.jsonl.gz", gzip.compress(lines("1", "2")), [1, 2]),
     ("a.json", json.dumps(rows(1, "2"), indent=1).encode(), [1, 2]), ("a.json", lines(3, 4), [3, 4]),
@@ -307,8 +242,8 @@ BROKEN_LINES = [
     ('{"question": "Q", "id": 3}', "it has no answer; its fields: 'question', 'id'"), ("{}", "its fields: none"),
     ('{"question": "Q", "answer": 3, "answer": 4}', "'answer' stands twice in .*3.*4"),
     *((f'{{"question": "Q", "answer": {answer}}}', said) for answer, said in (
-        ("[7]", r"its answer is \[7\], neither text nor a number"), ('{"a": 7}', "neither text"),
-        ("true", "True, neither"), ("null", "None, neither"), ("[" * 99999, "too large"), ("1e" + "9" * 20, "large"))),
+        ("[7]", r"its answer is \[7\], neither text nor a number"), ("true", "True, neither"),
+        ("null", "None, neither"), ("[" * 99999, "too large"), ("1e" + "9" * 20, "large"))),
     ("{", "Expecting property name"), ("[]", "it is no object"),
     ('{"question": 3, "answer": "3"}', "its question is no text"), ('{"question": " ", "answer": 3}', "is no text"),
     ('{"question": "a \\ud800", "answer": "3"}', "surrogates not allowed"),
@@ -326,7 +261,6 @@ BROKEN_LINES = [
     ("a.csv", b"id,question\n1,Q\n", "row 1: .*it has no answer; its fields: 'id', 'question'"),
     ("a.csv", b'question,answer\n"so" he said,3\n', "not valid CSV: line 2"),
     ("a.csv", b'question,answer\n"Q,3\nR,4\n', "not valid CSV: line 3: unexpected end of data"),
-    ("a.json", b'["{}"]', "row 1: .*no object"),
     ("a.json", b'[{"question": "Q", "answer": 3, "answer": 4}]', "a.json is not valid JSON: 'answer' stands twice"),
     ("a.csv", b'question,answer\n"' + b"Q" * 200_000, "not valid CSV"), ("a.gz", b"text", "not a complete .gz"),
     ("a.gz", gzip.compress(lines(1))[:-9], "not a complete .gz"),
@@ -348,6 +282,9 @@ def test_a_decimal_is_read_back_from_its_float(kind, significant):
     for number in np.random.default_rng(0).integers(1, 10**significant, 300):
         for text in (f"{number}e-4", f"-{number}e-2", str(number)):
             assert Fraction(digits(kind(text), "answer")) == Fraction(text)
+    for rounded in (np.float16(16384), np.float32(123456789)):
+        with pytest.raises(ValueError, match="may have been rounded: store it"):
+            digits(rounded, "answer")
 
 
 @pytest.mark.parametrize("kind, values, read", [
@@ -377,28 +314,3 @@ def test_prompts():
     instruction = chat.rpartition("<|im_start|>assistant")[0]
     assert all(instruction.count(tag) == 1 for tag in ("<think> ... </think>\n<answer> ... </answer>", "<answer>"))
     assert math_task.show(problem) == "How {many}? -> 3"
-
-
-# -------------------------------------------------------------------------------------------------- both in training
-
-
-WITHOUT_CALCULATIONS = {"first_error", "reward_decomposition", "causal_ablation", "regrade_ablation",
-                        "process_reward", "ppo_process"}
-
-
-@pytest.mark.parametrize("name, refused", [("latin", WITHOUT_CALCULATIONS), ("math", set())])
-def test_every_credit_function_that_finds_what_it_needs_gives_credit(name, refused):
-    """Guards against Countdown in a credit function, and one that is refused where nothing lacks."""
-    s = Settings(task=name, answers=4, max_new_tokens=20)
-    policy = load_policy(s, needs=(*HEADS, "reference"))
-    batch = rollout(policy, policy.task.load("train", 2), s, step=1)
-    batch.ask = Queries(policy, batch, s, 1)
-    batch.advantage = compare(batch, "rloo")
-    assert refused == {method for method in MITIGATIONS if lacking(required(method, {}), policy.task, HEADS)}
-    for method in MITIGATIONS.keys() - refused:
-        credit = MITIGATIONS[method](batch)
-        assert credit.shape == batch.mask.shape and credit.isfinite().all(), method
-    for method in refused:
-        said = f"--mitigation {method} needs .*, which is neither a function of the task {name} nor a head"
-        with pytest.raises(ValueError, match=said):
-            load_policy(Settings(task=name, mitigation=method), needs=required(method, {}))

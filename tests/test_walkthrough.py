@@ -87,14 +87,11 @@ def by_code(weights):
 
 
 def test_every_number_is_that_of_the_code():
+    """The second update is off-policy and clipped: against a walkthrough in which nothing happens."""
     found = {name: flat(value) for name, value in by_code(WALKED["weights"])}
     assert found.keys() == WALKED.keys() and found.pop("text").tolist() == WALKED["text"]
     for name, value in found.items():
         np.testing.assert_allclose(flat(WALKED[name]), value, rtol=0, atol=2e-6, err_msg=name)
-
-
-def test_the_second_update_is_off_policy_and_clipped():
-    """Guards against a walkthrough in which nothing happens."""
     assert (WALKED["update 1: ratio"] == 1).all() and not WALKED["update 1: clipped"].any()
     assert 0 < WALKED["update 2: clipped"].sum() < 12
     right, wrong = WALKED["times as probable"].T
