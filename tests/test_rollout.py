@@ -261,10 +261,12 @@ def test_rollouts_and_the_oracle_converge_to_the_exact_values():
                for i in itertools.count())
     batch = next(batch for batch in batches if batch.tokens.shape[1] == 2)
     batch.ask = queries.Queries(policy, batch, Settings(answers=2, max_new_tokens=3), 1)
+    ask = batch.ask.rollout_values  # equal questions have equal answers, so each is asked once
+    once = functools.cache(lambda counts, k, other: ask(torch.tensor(counts), k, other))
+    batch.ask.rollout_values = lambda counts, k=1, other=False: once(tuple(map(tuple, counts.tolist())), k, other)
     value = batch.ask.rollout_values(batch.mask, k)  # (B, T)
     a_star, uniform = oracle(batch, k), oracle(batch, k, mix=1.0)  # (B, T) each
-    mixed = (oracle(batch, 9, mix=share) for share in (0.25, 0.0, 1.0))
-    torch.testing.assert_close(next(mixed), 0.75 * next(mixed) + 0.25 * next(mixed))
+    torch.testing.assert_close(oracle(batch, k, mix=0.25), 0.75 * a_star + 0.25 * uniform)
 
     def moments(prefix):
         return exact_moments(policy, puzzles[i // 2], prefix, 3, lambda *graded: graded_by_hash(*graded)["reward"])
