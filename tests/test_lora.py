@@ -24,23 +24,23 @@ from sampler import response_logprobs
 from settings import Settings
 from tests.fixtures import BUNDLED
 from tests.random_checkpoints import FAMILIES, assert_close, hf_model, random_tokens
-from tests.test_train import run
+from tests.test_train import puzzles_once, run  # noqa: F401  a fixture
 
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 RANK, ALPHA = 3, 5.0
 TINY = "--questions 2 --answers 3 --max_new_tokens 12 --eval_problems 2 --pass_at 0 --lr 1e-3 --lora_rank 4".split()
 
 
-def of_peft(family, folder, targets=TARGETS, trained=True, **options):
+def of_peft(family, folder, targets=TARGETS, trained="lora_B", tied=False, **options):
     """A small random model in `folder`/base, and a PEFT model on it with an adapter, in `folder`/adapter."""
-    hf = hf_model(family)
+    hf = hf_model(family, tie_word_embeddings=tied)
     hf.save_pretrained(folder / "base")
     torch.manual_seed(1)
     peft = get_peft_model(hf, LoraConfig(**{"r": RANK, "lora_alpha": ALPHA, "target_modules": targets,
                                             "task_type": "CAUSAL_LM"} | options))
     for name, p in peft.named_parameters():
-        if "lora_B" in name and trained:
-            torch.nn.init.normal_(p, std=0.2)
+        if trained in name:
+            torch.nn.init.normal_(p, std=0.2 if "lora_B" in name else 0.1)
     peft.save_pretrained(folder / "adapter")
     return peft
 
@@ -83,7 +83,7 @@ def test_logits_gradients_and_a_step_of_adamw_are_those_of_peft(family, tmp_path
 @FAMILIES
 def test_a_new_adapter_changes_nothing_and_has_the_distribution_of_peft(family, tmp_path):
     """Guards against a B that is not 0, an A of another size, and numbers that depend on the state of torch."""
-    peft, model = of_peft(family, tmp_path, trained=False), ours(tmp_path, adapter=None)
+    peft, model = of_peft(family, tmp_path, trained="none"), ours(tmp_path, adapter=None)
     tokens, again = random_tokens(2, 9), ours(tmp_path, adapter=None)
     assert torch.equal(model(tokens), load_model(tmp_path / "base")(tokens))
     for name, x in get_peft_model_state_dict(peft).items():
@@ -103,13 +103,14 @@ def test_gradients_by_finite_differences(random_model):
     value = lambda: (response_logprobs(random_model, [[1, 2], [3]], torch.tensor([0, 0, 1]), tokens, mask)
                      * torch.linspace(-1, 1, 15).view(3, 5)).sum()
     value().backward()
-    for adapter in adapters(random_model).values():
-        for p in (adapter.A, adapter.B):
-            direction, found = torch.randn_like(p), []
-            for sign in (1, -2, 1):  # forwards, backwards, and to where it was
-                p.data += sign * 1e-5 * direction
-                found.append(value().item())
-            assert (found[0] - found[1]) / 2e-5 == pytest.approx((p.grad * direction).sum().item(), rel=1e-5, abs=1e-7)
+    weights, found = [p for adapter in adapters(random_model).values() for p in adapter.parameters()], []
+    directions = [torch.randn_like(p) for p in weights]
+    for step in (1e-5, -2e-5):  # forwards, then backwards
+        for p, direction in zip(weights, directions):
+            p.data += step * direction
+        found.append(value().item())
+    slope = sum((p.grad * direction).sum().item() for p, direction in zip(weights, directions))
+    assert (found[0] - found[1]) / 2e-5 == pytest.approx(slope, rel=1e-5)
 
 
 def test_bfloat16_computes_the_same_up_to_rounding(tmp_path):
@@ -121,19 +122,23 @@ def test_bfloat16_computes_the_same_up_to_rounding(tmp_path):
     assert (got - exact).std() < 0.05 * (exact - plain).std()
 
 
-@FAMILIES
-@pytest.mark.parametrize("tied", [True, False])
-def test_transformers_and_peft_read_what_we_write(family, tied, tmp_path):
-    """Both folders, in float32, have our logits; and what PEFT writes comes back to the bit."""
-    peft, tokens = of_peft(family, tmp_path), random_tokens(2, 20)
-    model = ours(tmp_path)
+@pytest.mark.parametrize("family, tied, init", [
+    ("qwen2", True, True), ("qwen3", False, "gaussian"), ("llama", True, "orthogonal"), ("qwen2", False, "eva"),
+    ("qwen3", True, False)])
+def test_transformers_and_peft_read_what_we_write(family, tied, init, tmp_path):
+    """Both folders, in float32, have our logits; and what PEFT writes comes back to the bit.
+
+    Guards against a refusal of what only sets the first A and B, too.
+    """
+    peft = of_peft(family, tmp_path, trained="lora_", tied=tied, init_lora_weights=init, r=4)
+    model, tokens = ours(tmp_path, rank=4), random_tokens(2, 20)
     save_model(merged(model), tmp_path / "checkpoint")
     save_adapters(model, tmp_path / "again", tmp_path / "base")
     read = lambda name: AutoModelForCausalLM.from_pretrained(tmp_path / name)
     for hf in (peft, PeftModel.from_pretrained(read("base"), tmp_path / "again"), read("again"), read("checkpoint")):
         with torch.no_grad():
             assert_close(model(tokens), hf(tokens).logits, 1e-5)
-    assert torch.equal(ours(tmp_path, adapter="again")(tokens), model(tokens))
+    assert torch.equal(ours(tmp_path, adapter="again", rank=4)(tokens), model(tokens))
     mine, theirs = (load_file(tmp_path / name / "adapter_model.safetensors") for name in ("again", "adapter"))
     assert mine.keys() == theirs.keys() and all(torch.equal(x, theirs[name]) for name, x in mine.items())
 
@@ -154,24 +159,7 @@ def test_another_adapter_is_refused(options, said, tmp_path):
         ours(tmp_path)
 
 
-@pytest.mark.parametrize("init", ["gaussian", "orthogonal", "eva", False])
-def test_an_adapter_that_began_elsewhere_has_the_logits_of_peft(init, tmp_path):
-    """Guards against a refusal of what only sets the first A and B."""
-    peft = of_peft("llama", tmp_path, trained=False, init_lora_weights=init, r=4)
-    if init == "eva":  # A of singular vectors that PEFT takes from data; here any others
-        for name, p in peft.named_parameters():
-            torch.nn.init.normal_(p, std=0.2) if "lora_" in name else None
-        peft.save_pretrained(tmp_path / "adapter")
-    tokens = random_tokens(2, 9)
-    found = ours(tmp_path, rank=4)(tokens)
-    assert_close(found, peft(tokens).logits, 1e-5)
-    assert torch.equal(found, load_model(tmp_path / "base")(tokens)) == (init == "gaussian")  # its B is 0 at first
-
-
-@pytest.mark.parametrize("named, taken", [
-    ("base", True), ("copy", True), ("other", False), ("/gone/base", False), ("Owner/Base", True),
-    ("Owner/Model", False)])
-def test_an_adapter_belongs_to_the_base_that_it_names(named, taken, tmp_path):
+def test_an_adapter_belongs_to_the_base_that_it_names(tmp_path):
     """Guards against another function without a word, and against a refusal of the same weights in another folder."""
     of_peft("llama", tmp_path)
     for copy in ("copy", "other"):
@@ -179,11 +167,12 @@ def test_an_adapter_belongs_to_the_base_that_it_names(named, taken, tmp_path):
     tensors = load_file(tmp_path / "base" / "model.safetensors")
     save_file({name: x * 1.01 for name, x in tensors.items()}, tmp_path / "other" / "model.safetensors")
     file = tmp_path / "adapter" / "adapter_config.json"
-    named = str(tmp_path / named) if (tmp_path / named).is_dir() else named
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"base_model_name_or_path": named}))
-    refused = pytest.raises(ValueError, match=f"is an adapter of {named}, not of {tmp_path / 'base'}: pass that")
-    with nullcontext() if taken else refused:
-        ours(tmp_path)
+    for named, taken in ((tmp_path / "base", True), (tmp_path / "copy", True), (tmp_path / "other", False),
+                         ("/gone/base", False), ("Owner/Base", True), ("Owner/Model", False)):
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"base_model_name_or_path": str(named)}))
+        refused = pytest.raises(ValueError, match=f"is an adapter of {named}, not of {tmp_path / 'base'}: pass that")
+        with nullcontext() if taken else refused:
+            ours(tmp_path)
 
 
 # ------------------------------------------------------------------------------------------------- a whole run
@@ -204,7 +193,7 @@ def test_a_run_trains_adapters_alone_and_is_resumed_to_the_byte(dtype, tmp_path)
         assert (tmp_path / "whole" / file).read_bytes() == (tmp_path / "part" / file).read_bytes(), file
     state = torch.load(tmp_path / "part" / "state.pt", weights_only=True)["learners"]["optimizer"]
     metrics, start = read_metrics(tmp_path / "whole"), load_model(BUNDLED)
-    assert {name.split(".")[-1] for name in state["weights"]} == {"A", "B"} and len(state["weights"]) == 4 * 4 * 2
+    assert len(state["weights"]) == 4 * 4 * 2 and {name.split(".")[-1] for name in state["weights"]} == {"A", "B"}
     assert metrics["ratio_error"][1:].max() < (1e-5 if dtype == "float32" else 0.05)
     assert metrics["kl"][1] > 0 and metrics["grad_norm"][1:].min() > 0
     trained = load_model(tmp_path / "whole" / "checkpoint", dtype=getattr(torch, dtype))
@@ -212,11 +201,18 @@ def test_a_run_trains_adapters_alone_and_is_resumed_to_the_byte(dtype, tmp_path)
         assert torch.equal(w, trained.get_parameter(name)) != (name.startswith("layers.") and w.dim() == 2), name
 
 
-def test_the_reference_shares_the_base_and_keeps_the_adapters_it_began_with(tmp_path):
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """The folder of a run that trained an adapter."""
+    folder = tmp_path_factory.mktemp("trained") / "r"
+    run(*TINY, "--reward", "random", "--steps", 2, "--out", folder)
+    return folder / "checkpoint"
+
+
+def test_the_reference_shares_the_base_and_keeps_the_adapters_it_began_with(trained):
     """Guards against a second copy of the base, and a reference that learns, or lacks the adapters it was given."""
-    flags = dict(kl=0.1, lora_rank=4, max_new_tokens=12, questions=2, answers=3, reward="random", lr=0.01)
-    run(*TINY, "--reward", "random", "--steps", 2, "--out", tmp_path / "r")
-    s = Settings(**flags, adapter=str(tmp_path / "r" / "checkpoint" / "adapter"))
+    s = Settings(kl=0.1, lora_rank=4, max_new_tokens=12, questions=2, answers=3, reward="random", lr=0.01,
+                 adapter=str(trained / "adapter"))
     policy, puzzles = start.load_policy(s), countdown_task.load("train", 2)
     optimizer = Optimizer(policy.model, s.lr)
     before = rollout(policy, puzzles, s, 1)
@@ -229,13 +225,12 @@ def test_the_reference_shares_the_base_and_keeps_the_adapters_it_began_with(tmp_
     for name, w in policy.reference.named_parameters():
         assert not w.requires_grad and (w is policy.model.get_parameter(name)) == ("_adapter." not in name)
     assert policy.reference.layers[0].qkv_adapter.B.any()
-    assert_close(load_model(tmp_path / "r" / "checkpoint")(before.tokens), policy.reference(before.tokens), 1e-4)
+    assert_close(load_model(trained)(before.tokens), policy.reference(before.tokens), 1e-4)
 
 
-def test_the_command_line_takes_an_adapter_of_its_rank_alone(tmp_path, refusal):
+def test_the_command_line_takes_an_adapter_of_its_rank_alone(trained, tmp_path, refusal):
     """Guards against a traceback, and a run that resumes with another adapter."""
-    run(*TINY, "--steps", 1, "--out", tmp_path / "first")
-    folder = tmp_path / "first" / "checkpoint" / "adapter"
+    folder = shutil.copytree(trained, tmp_path / "first") / "adapter"
     for flags, said in ((["--lora_rank", 0], "another rank or alpha: pass --lora_rank 4 --lora_alpha 32.0"),
                         (["--lora_alpha", 8], "another rank or alpha"),
                         (["--adapter", tmp_path], "adapter_config.json"),

@@ -21,32 +21,71 @@ from qwen2_model import (attention, attention_on_gpu, load_model, parse_config, 
 from sampler import describe
 from tests.random_checkpoints import FAMILIES, HF, V, assert_close, assert_same_logits, both, random_tokens
 
-TIED = pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+# Of the 8 pairs of a head, one keeps its frequency, five have an eighth of it, and two lie between.
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 32}
+SCALED = {"head_dim": 16, "rope_parameters": LLAMA3}
 
 
-@FAMILIES
-@TIED
-@pytest.mark.parametrize("checkpointed, options", [
-    (False, {}), (True, {}), (False, {"head_dim": 16}), (False, {"num_key_value_heads": 6}),
-    (False, {"num_key_value_heads": 1}), (False, {"rms_norm_eps": 0.01})], ids=str)
-def test_logits_and_gradients_equal_transformers(family, tied, checkpointed, options, tmp_path):
-    """Guards against any error of the forward: a lost bias or norm, wrong RoPE, mask, head order or output matrix.
+def edit_config(folder: Path, **changes) -> None:
+    """Set keys of config.json."""
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
 
-    And against a parameter that does not train, a gradient under another name, and a layer that is recomputed
-    differently, or not at all.
-    """
+
+def edit_tensors(folder: Path, change: Callable[[dict[str, Tensor]], object]) -> None:
+    """Change the tensors of model.safetensors in place."""
+    tensors = {name: tensor.clone() for name, tensor in load_file(folder / "model.safetensors").items()}
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize("family, tied, options", [
+    ("qwen2", True, {}), ("qwen2", False, {"num_key_value_heads": 1, "head_dim": 16}),
+    ("qwen3", True, {"rms_norm_eps": 0.01}), ("qwen3", False, SCALED),
+    ("llama", True, SCALED), ("llama", False, {"num_key_value_heads": 6})])
+def test_logits_gradients_and_checkpoints_are_those_of_transformers(family, tied, options, tmp_path):
+    """Guards against any error of the forward: a lost bias or norm, wrong RoPE, mask, head order or output matrix; a
+    parameter that does not train, a gradient under another name, a layer that is recomputed differently, or not at all;
+    a name, shape, configuration or dtype that transformers 5, or 4, does not find in what we save; and against refusing
+    a published checkpoint for its copy of the tied embedding, or for RoPE's frequencies."""
     hf, model = both(family, tmp_path, tie_word_embeddings=tied, **options)
-    model.checkpoint_activations, runs = checkpointed, []
-    model.layers[1].register_forward_pre_hook(lambda *_: runs.append(1))
-    assert_same_logits(hf, model, random_tokens(3, 40))
-    for logits in (model(random_tokens(5, 12)), hf(random_tokens(5, 12)).logits):
-        logits.log_softmax(-1).square().mean().backward()
-    assert len(runs) == 2 + checkpointed
-    ours = to_checkpoint({name: p.grad for name, p in model.named_parameters()}, model.config)
+    tokens, runs = random_tokens(3, 200 if options is SCALED else 40), []
+    assert_same_logits(hf, model, tokens)
+    hf(tokens).logits.log_softmax(-1).square().mean().backward()
     theirs = {name: p.grad for name, p in hf.named_parameters()}
-    assert ours.keys() == theirs.keys()
-    for name, gradient in ours.items():
-        assert_close(gradient, theirs[name], 1e-4 * theirs[name].abs().max().item())
+    model.layers[1].register_forward_pre_hook(lambda *_: runs.append(1))
+    for model.checkpoint_activations in (False, True):
+        model.zero_grad()
+        runs.clear()
+        model(tokens).log_softmax(-1).square().mean().backward()
+        assert len(runs) == 1 + model.checkpoint_activations
+        ours = to_checkpoint({name: p.grad for name, p in model.named_parameters()}, model.config)
+        assert ours.keys() == theirs.keys()
+        for name, gradient in ours.items():
+            assert_close(gradient, theirs[name], 1e-4 * theirs[name].abs().max().item())
+
+    edit_config(tmp_path, architectures=["SomethingElse"])
+    folder = tmp_path / "a new" / "folder"
+    for dtype in (torch.bfloat16, torch.float32):  # the second time over the first
+        model = load_model(tmp_path, dtype=dtype)
+        save_model(model, folder)
+        hf, report = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", output_loading_info=True)
+        assert type(hf) is HF[family][1] and hf.config.architectures == [HF[family][1].__name__]
+        assert not any(report[problem] for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+        theirs, ours = dict(hf.named_parameters()), to_checkpoint(dict(model.named_parameters()), model.config)
+        assert theirs.keys() == ours.keys()
+        for name, p in ours.items():
+            assert theirs[name].dtype == p.dtype == dtype and torch.equal(theirs[name], p), name
+        saved = json.loads((folder / "config.json").read_text())
+        assert [saved["dtype"], saved["torch_dtype"]] == [str(dtype).removeprefix("torch.")] * 2
+        scaling = saved.get("rope_scaling") or {"rope_type": "default"}
+        assert scaling | {"rope_theta": saved["rope_theta"]} == saved["rope_parameters"] == hf.config.rope_parameters
+    assert_same_logits(hf, load_model(folder), tokens)
+    edit_config(folder, rope_parameters=None)  # as transformers 4 writes it
+    edit_tensors(folder, lambda t: t.update({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)} | (
+        {"lm_head.weight": t["model.embed_tokens.weight"].clone()} if tied else {})))
+    assert_same_logits(hf, load_model(folder), tokens)
 
 
 @FAMILIES
@@ -74,7 +113,8 @@ GOOD = dict(model_type="qwen2", vocab_size=V, hidden_size=64, intermediate_size=
             num_attention_heads=8, num_key_value_heads=2)
 BAD = {"vocab_size": [None, 0, 2.0, True, 2**40], "hidden_size": ["wide"], "num_attention_heads": [0, "8", 5],
        "num_key_value_heads": [0, 3], "head_dim": [7], "rms_norm_eps": [0, math.nan], "rope_theta": [10**400],
-       "tie_word_embeddings": ["no"], "rope_scaling": [{"type": "yarn"}, {"type": "llama3", "factor": 8.0}], "layer_types": [5, ["sliding_attention"]],
+       "tie_word_embeddings": ["no"], "layer_types": [5, ["sliding_attention"]],
+       "rope_scaling": [{"type": "yarn"}, {"type": "llama3", "factor": 8.0}],
        "rope_parameters": [{"rope_theta": "x"}, {"rope_type": "yarn", "rope_theta": 1e6}, {"factor": 4.0},
                            {"partial_rotary_factor": 0.5}, {"full": {"rope_theta": 1.0}}, 5, {"rope_type": "llama3"},
                            {"rope_type": ["llama3"]}, {"rope_theta": -1.0}],
@@ -85,63 +125,16 @@ CONTRADICTIONS = [({"model_type": "qwen3", "attention_bias": True}, "attention_b
                   ({"rope_theta": 5e5, "rope_parameters": {"rope_theta": 1e6}}, r"rope_theta, \[1000000.0, 500000.0\]")]
 
 
-@pytest.mark.parametrize("changes, said", CONTRADICTIONS + [
-    ({name: value}, "rope_|rotary|_freq_factor|has no factor" if name.startswith("rope_") else name) for name in BAD for value in BAD[name]])
-def test_a_value_that_cannot_be_is_refused_in_one_sentence(changes, said):
+def test_a_value_that_cannot_be_is_refused_in_one_sentence():
     """Guards against a traceback from deep in the model, "no" taken for true, biases that are lost, and two thetas, of
     which each version of transformers would read its own."""
     assert parse_config(GOOD | {"attention_bias": True}).head_dim == 8  # which Qwen2 always has
-    with pytest.raises(ValueError, match=said) as error:
-        parse_config(GOOD | changes)
-    assert "\n" not in str(error.value) and len(str(error.value)) < 200
-
-
-def read_config(folder: Path) -> dict:
-    """A parsed config.json."""
-    return json.loads((folder / "config.json").read_text())
-
-
-def edit_config(folder: Path, **changes) -> None:
-    """Set keys of config.json."""
-    (folder / "config.json").write_text(json.dumps(read_config(folder) | changes))
-
-
-def edit_tensors(folder: Path, change: Callable[[dict[str, Tensor]], object]) -> None:
-    """Change the tensors of model.safetensors in place."""
-    tensors = {name: tensor.clone() for name, tensor in load_file(folder / "model.safetensors").items()}
-    change(tensors)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-
-
-def test_copies_and_constants_in_a_checkpoint_are_ignored(tmp_path):
-    """Guards against refusing a published checkpoint for its copy of the tied embedding, or for RoPE's frequencies."""
-    hf, _ = both("qwen3", tmp_path, tie_word_embeddings=True)
-    edit_tensors(tmp_path, lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"].clone(),
-                                               "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}))
-    assert_same_logits(hf, load_model(tmp_path), random_tokens(3, 20))
-
-
-@FAMILIES
-@TIED
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_transformers_reads_what_we_save(family, tied, dtype, tmp_path):
-    """Guards against a name, shape, configuration or dtype that transformers does not find, and against rounding."""
-    both(family, tmp_path, tie_word_embeddings=tied, head_dim=16)
-    edit_config(tmp_path, architectures=["SomethingElse"])
-    model, folder = load_model(tmp_path, dtype=dtype), tmp_path / "a new" / "folder"
-    for _ in range(2):  # the second time over the first
-        save_model(model, folder)
-    hf, report = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", output_loading_info=True)
-    assert type(hf) is HF[family][1]
-    assert not any(report[problem] for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-    assert hf.config.architectures == [HF[family][1].__name__]
-    saved = read_config(folder)
-    assert saved["rope_theta"] == saved["rope_parameters"]["rope_theta"] == hf.config.rope_parameters["rope_theta"]
-    assert [saved["dtype"], saved["torch_dtype"]] == [str(dtype).removeprefix("torch.")] * 2
-    theirs, ours = dict(hf.named_parameters()), to_checkpoint(dict(model.named_parameters()), model.config)
-    assert theirs.keys() == ours.keys()
-    for name, p in ours.items():
-        assert theirs[name].dtype == p.dtype == dtype and torch.equal(theirs[name], p), name
+    rope = "rope_|rotary|_freq_factor|has no factor"
+    refused = [({name: value}, rope if name.startswith("rope_") else name) for name in BAD for value in BAD[name]]
+    for changes, said in refused + CONTRADICTIONS:
+        with pytest.raises(ValueError, match=said) as error:
+            parse_config(GOOD | changes)
+        assert "\n" not in str(error.value) and len(str(error.value)) < 200
 
 
 NORM, Q = "model.norm.weight", "model.layers.1.self_attn.q_proj.weight"
@@ -171,21 +164,6 @@ def test_a_broken_checkpoint_is_refused_in_one_sentence(damage, error, said, tmp
         load_model(tmp_path / "checkpoint")
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-@pytest.mark.parametrize("dtype, computed", [(torch.bfloat16, torch.float32), (torch.float64, torch.float64)], ids=str)
-def test_log_probs_are_a_softmax_over_the_real_vocabulary(dtype, computed, temperature, tmp_path):
-    """Guards against probability for rows that stand for no token, a temperature that multiplies or divides the
-    log-probs, and a division or softmax in half precision."""
-    _, model = both("qwen2", tmp_path)
-    model, hidden = model.to(dtype), torch.randn(3, 2, 48, dtype=dtype, generator=torch.Generator().manual_seed(0))
-    model.real_vocab = 17
-    logits = (hidden @ model.output_weight[:17].T).double() / temperature
-    model.temperature = temperature
-    got = model.logits(hidden).log_softmax(-1)
-    assert got.dtype == computed
-    assert_close(got, logits - logits.exp().sum(-1, keepdim=True).log(), 1e-5)
-
-
 def test_logit_grad_is_the_norm_of_the_gradient():
     """Guards against cancellation in 1 - p, too: in fp32 the textbook formula returns 0 for true values near 1e-4."""
     random = torch.randn(20, 50, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -200,12 +178,11 @@ def test_logit_grad_is_the_norm_of_the_gradient():
         assert_close(entropy, torch.distributions.Categorical(logits=logits.detach()).entropy(), 1e-5)
 
 
-@TIED
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-@pytest.mark.parametrize("bytes_kept, kept", [(0, 0), (2 * 17 * 8, 0), (2**29, 1)])
-def test_token_logprobs_are_autograds(tied, temperature, bytes_kept, kept, tmp_path, monkeypatch):
-    """Guards against a piece lost or taken twice, rows that stand for no token, a gradient that misses a factor or that
-    a frozen matrix gets, and logits that are kept, or kept twice."""
+@pytest.mark.parametrize("tied, temperature, bytes_kept, kept", [
+    (True, 1.0, 0, 0), (False, 0.7, 2 * 17 * 8, 0), (True, 0.7, 2**29, 1), (False, 1.0, 2**29, 1)])
+def test_log_probs_and_their_gradients_are_autograds(tied, temperature, bytes_kept, kept, tmp_path, monkeypatch):
+    """Guards against probability for rows that stand for no token, a softmax in half precision, a piece lost or taken
+    twice, a gradient that misses a factor or that a frozen matrix gets, and logits that are kept, or kept twice."""
     both("qwen2", tmp_path, tie_word_embeddings=tied)
     model = load_model(tmp_path, dtype=torch.float64)
     model.real_vocab, model.temperature = 17, temperature
@@ -227,6 +204,13 @@ def test_token_logprobs_are_autograds(tied, temperature, bytes_kept, kept, tmp_p
     got = token_logprobs(model.requires_grad_(False), hidden, tokens)
     (gradient,) = torch.autograd.grad((got * weight).sum(), hidden)
     assert_close(gradient, theirs[0], 1e-12)
+
+    assert model.logits(hidden).dtype == torch.float64
+    assert_close(model.logits(hidden), logits, 1e-5)
+    half, model = hidden.bfloat16(), model.bfloat16()
+    assert model.logits(half).dtype == torch.float32
+    product = (half @ model.output_weight[:17].T).double() / temperature
+    assert_close(model.logits(half).log_softmax(-1), product - product.exp().sum(-1, keepdim=True).log(), 1e-5)
 
 
 @pytest.mark.parametrize("at_once, kept", [(2**24, 2**25), (6 * 5 * 8, 2**25), (1, 2**25), (2**24, 1), (1, 1)])
@@ -251,27 +235,3 @@ def test_attention_is_torchs_own(at_once, kept, monkeypatch):
         assert function is attention_on_gpu or bool(probabilities) == (kept > 1)
         torch.testing.assert_close(found, usual)
         torch.testing.assert_close(torch.autograd.grad(found, (q, k, v), upstream), expected)
-
-
-LLAMA3 = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-          "original_max_position_embeddings": 32}
-
-
-@pytest.mark.parametrize("family, version", [("llama", 4), ("llama", 5), ("qwen3", 5)])
-def test_llama_3s_rope_is_that_of_transformers(family, version, tmp_path):
-    """Guards against a frequency that is scaled too much or not at all, and a checkpoint that loses the scaling. Of the
-    8 pairs of a head some keep their frequency, some have an eighth of it, and some lie between."""
-    hf, _ = both(family, tmp_path, head_dim=16, rope_parameters=LLAMA3)
-    if version == 4:
-        numbers = {name: x for name, x in LLAMA3.items() if name != "rope_theta"}
-        edit_config(tmp_path, rope_parameters=None, rope_scaling=numbers, rope_theta=500.0)
-    model, plain = load_model(tmp_path), 500.0 ** -(torch.arange(8) / 8)
-    share = qwen2_model.rope_frequencies(model.config) / plain
-    torch.testing.assert_close(share.unique()[[0, -1]], torch.tensor([0.125, 1.0]))
-    assert 4 <= len(share.unique()) < 8
-    assert_same_logits(hf, model, random_tokens(3, 200))
-    save_model(model, tmp_path / "again")
-    assert_same_logits(hf, load_model(tmp_path / "again"), random_tokens(3, 200))
-    again, saved = AutoModelForCausalLM.from_pretrained(tmp_path / "again"), read_config(tmp_path / "again")
-    assert_same_logits(again, model, random_tokens(3, 200))
-    assert saved["rope_parameters"] == LLAMA3 == saved["rope_scaling"] | {"rope_theta": saved["rope_theta"]}

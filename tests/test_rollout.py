@@ -1,4 +1,5 @@
 """Rollouts, and what a credit function may ask the model, against one response at a time and brute force."""
+import functools
 import itertools
 import math
 import statistics
@@ -39,6 +40,7 @@ def step_batch(policy, puzzles=3, responses=4, length=60, **options):
     return batch
 
 
+@functools.cache
 def graded_by_hash(text, puzzle):
     """Grades that change with every text and every puzzle."""
     r = fingerprint(f"{text} {puzzle}") / 2**64
@@ -153,8 +155,13 @@ def test_queries_read_each_response_as_if_it_were_alone(policy, random_model):
 
 def test_the_model_runs_once_only_when_asked_and_is_counted(policy, random_model, passes):
     """Guards against a forward pass that nobody asked for, that is repeated or not counted, values that change once the
-    critic has learned from the rewards, and a critic that trains the model."""
-    model, critic = policy.model, Critic(128)
+    critic has learned from the rewards, a critic that trains the model, and an AttributeError of None for whoever
+    forgot to tell the decorator."""
+    model, critic, ask = policy.model, Critic(128), step_batch(policy, 1, 2, 1).ask
+    for needed, answer in (("critic", lambda: ask.head("critic")), ("reference", lambda: ask.reference_logprob)):
+        with pytest.raises(ValueError, match=f'add needs=."{needed}",.'):
+            answer()
+    passes.clear()
     policy = policy._replace(reference=random_model, heads={"critic": critic})
     batch, prompts = step_batch(policy, 2, 3, 8, micro_batch=4), sum(len(policy.prompt(p)) for p in PUZZLES[:2])
     ask, responses = batch.ask, batch.mask.sum().item()
@@ -182,22 +189,14 @@ def test_the_model_runs_once_only_when_asked_and_is_counted(policy, random_model
     assert responses + 4 <= ask.tokens_sampled <= responses + 2 * 6 + 2 * 7
 
 
-@pytest.mark.parametrize("needed", ["critic", "reference"])
-def test_a_missing_model_is_one_sentence(needed, policy):
-    """Guards against an AttributeError of None for whoever forgot to tell the decorator."""
-    ask = step_batch(policy, 1, 2, 1).ask
-    with pytest.raises(ValueError, match=f'add needs=."{needed}",.'):
-        ask.reference_logprob if needed == "reference" else ask.head(needed)
-
-
-def test_rollouts_do_not_depend_on_how_many_are_sampled_together(hashed, monkeypatch):
-    """Guards against values that are mixed up between chunks, and randomness that depends on a memory setting."""
-    batch = step_batch(hashed, 2, 2, 30)
+def test_continuations_do_not_depend_on_how_many_are_sampled_together(hashed, monkeypatch):
+    """Guards against values that are mixed up between chunks, randomness that depends on a memory setting, and the
+    token of another prefix, which the k continuations of one would leave out instead."""
+    batch, calls, results = step_batch(hashed, 2, 2, 30), [], []
+    monkeypatch.setattr(turns, "generate", lambda *arguments: (calls.append(arguments), generate(*arguments))[1])
     cuts = torch.zeros_like(batch.mask)
     cuts[[0, 0, 0, 1, 3, 3, 3], [1, 7, 20, 3, 0, 12, batch.mask[3].sum() - 1]] = True
     assert batch.mask[cuts].all()
-    results, calls = [], []
-    monkeypatch.setattr(turns, "generate", lambda *arguments: (calls.append(1), generate(*arguments))[1])
     for rows, chunks in ((768, 1), (9, 3), (2, 7)):  # seven cuts, three continuations each; at least one cut at a time
         monkeypatch.setattr(queries, "ROWS_AT_ONCE", rows)
         calls.clear()
@@ -206,19 +205,13 @@ def test_rollouts_do_not_depend_on_how_many_are_sampled_together(hashed, monkeyp
         assert torch.equal(results[0], results[-1])
     assert not batch.ask.rollout_values(torch.zeros_like(cuts)).any()
 
-
-def test_all_continuations_of_a_prefix_begin_with_another_token(policy, monkeypatch):
-    """Guards against the token of another prefix, which the k continuations of one would leave out instead."""
-    batch, given = step_batch(policy, 2, 2, 30), []
-    monkeypatch.setattr(turns, "generate", lambda *arguments: (given.append(arguments), generate(*arguments))[1])
-    cuts = torch.zeros_like(batch.mask)
-    places = [(3, 2), (0, 5), (1, 9)]  # in the order in which they are sampled: the shortest prefix first
-    for i, t in places:
-        cuts[i, t] = True
-    assert batch.mask[cuts].all() and len({int(batch.tokens[place]) for place in places}) == 3
+    monkeypatch.setattr(queries, "ROWS_AT_ONCE", 768)
+    calls.clear()
     batch.ask.rollout_values(cuts, 4, other=True)
-    (_, texts, _, _, _, excluded, *_), = given
-    assert excluded.view(3, 4).tolist() == [[int(batch.tokens[place])] * 4 for place in places]
+    (_, texts, _, _, _, excluded, *_), = calls
+    places = sorted(cuts.nonzero().tolist(), key=lambda place: place[1])  # the shortest prefix first
+    assert len({int(batch.tokens[i, t]) for i, t in places}) >= 3
+    assert excluded.view(7, 4).tolist() == [[int(batch.tokens[i, t])] * 4 for i, t in places]
     assert texts == [batch.prompts[batch.group[i]] + batch.tokens[i, :t].tolist() for i, t in places]
 
 
@@ -245,7 +238,7 @@ def test_where_all_rewards_are_equal_measured_credit_is_exactly_0(responses, rew
     """Guards against rounding as credit: it is read with gradient, and Adam makes it as large as any other."""
     grade = lambda text, puzzle: {"reward": reward, "answer": 0.0, "format": 1.0}
     constant = policy._replace(task=SimpleNamespace(**vars(countdown_task) | {"grade": grade}))
-    batch = step_batch(constant, 1, responses, 20)
+    batch = step_batch(constant, 1, responses, 8)
     assert batch.ask.rollout_values(batch.mask, 3).any()
     for credit in (vineppo(batch), vineppo(batch, 5, "uncertain"), oracle(batch, 6), oracle(batch, 6, mix=1.0)):
         assert not credit.any()
@@ -268,6 +261,9 @@ def test_rollouts_and_the_oracle_converge_to_the_exact_values():
                for i in itertools.count())
     batch = next(batch for batch in batches if batch.tokens.shape[1] == 2)
     batch.ask = queries.Queries(policy, batch, Settings(answers=2, max_new_tokens=3), 1)
+    ask = batch.ask.rollout_values  # equal questions have equal answers, so each is asked once
+    once = functools.cache(lambda counts, k, other: ask(torch.tensor(counts), k, other))
+    batch.ask.rollout_values = lambda counts, k=1, other=False: once(tuple(map(tuple, counts.tolist())), k, other)
     value = batch.ask.rollout_values(batch.mask, k)  # (B, T)
     a_star, uniform = oracle(batch, k), oracle(batch, k, mix=1.0)  # (B, T) each
     torch.testing.assert_close(oracle(batch, k, mix=0.25), 0.75 * a_star + 0.25 * uniform)

@@ -23,7 +23,7 @@ from queries import attention_paid, logprobs_without
 from qwen2_model import Cache, Qwen2, load_model
 from sampler import (distinct_texts, draw, generate, of_like_length, part_states, read_responses,
                      response_logprobs)
-from tests.random_checkpoints import FAMILIES, HF, assert_close, both
+from tests.random_checkpoints import HF, assert_close, both
 
 REAL = 19  # tokens that exist; V - REAL rows of the embedding stand for none
 PROMPTS = [[5, 1, 8, 2, 2, 9, 4], [5], [18, 1, 1], [18, 1, 1, 15, 2]]  # two begin another
@@ -54,16 +54,13 @@ def walk(log_probs: list[float], u: float) -> int:
     return next(token for token, so_far in enumerate(accumulate(weights)) if so_far / total > u)
 
 
-def test_draw_keeps_the_tail_of_a_large_vocabulary():
-    """Guards against sums in fp32: below 1, its numbers are as far apart as nine tokens of this tail."""
+def test_draw_keeps_the_tail_of_a_large_vocabulary_and_returns_no_impossible_token():
+    """Guards against sums in fp32: below 1, its numbers are as far apart as nine tokens of this tail. And against a
+    token of probability 0, and an index past the last token, at the extreme random numbers."""
     logits = torch.zeros(6, 151_936)
     logits[:, 0] = math.log(999 * 151_935)  # p = 0.999
     log_probs, u = logits.log_softmax(-1), 0.9991 + 0.0008 * uniforms(6, 1)[:, 0]
     assert draw(log_probs.exp(), u)[:, 0].tolist() == [walk(log_probs[0].tolist(), x) for x in u.tolist()]
-
-
-def test_draw_never_returns_an_impossible_token():
-    """Guards against a token of probability 0, and an index past the last token, at the extreme random numbers."""
     torch.manual_seed(0)
     log_probs = F.dropout(torch.rand(500, 37), 0.5).log().log_softmax(-1)  # half of them are impossible
     for u, end in ((0.0, 0), (np.nextafter(1.0, 0.0), -1)):
@@ -90,7 +87,7 @@ def naive_sample(hf: torch.nn.Module, prompt: list[int], row: list[float], exclu
     return response, torch.tensor(statistics, dtype=torch.float64).T
 
 
-@pytest.fixture(params=["", "row by row", "replayed"])
+@pytest.fixture
 def way(request, monkeypatch):
     """How `generate` works: as on a CPU; drawing one row at a time; as on a GPU, without a graph."""
     if request.param == "row by row":
@@ -99,14 +96,31 @@ def way(request, monkeypatch):
         monkeypatch.setattr(sampler, "REPLAYED_ON", {"cpu"})
 
 
-@FAMILIES
-@pytest.mark.parametrize("constrained, temperature, greedy", [
-    (False, 1.0, False), (True, 1.0, False), (False, 0.7, False), (True, 0.7, True)],
-    ids=["", "constrained", "temperature", "greedy"])
-def test_generate_equals_a_naive_sampler(family, constrained, temperature, greedy, way, tmp_path):
-    """Guards against another prompt, padding, limit or token than meant, statistics of another distribution, and an
-    update that computes another log-prob than was sampled from."""
+def windowed(plain: torch.nn.Module, monkeypatch) -> torch.nn.Module:
+    """The same weights with the sliding window of transformers; and with the line of docs/extend.md in our model."""
+    page = (Path(sampler.__file__).parent / "docs" / "extend.md").read_text(encoding="utf-8")
+    line, behind = re.search(r"\| `(sees &= .*)`, as a line behind `(.*)` in `Cache.mask` ", page).groups()
+    source = textwrap.dedent(inspect.getsource(Cache.mask)).replace(behind, f"{behind}; {line}", 1)
+    exec(source, names := vars(qwen2_model) | {})
+    monkeypatch.setattr(Cache, "mask", names["mask"])
+    hf = HF["qwen2"][1](HF["qwen2"][0].from_dict(plain.config.to_dict() | {
+        "use_sliding_window": True, "sliding_window": 4, "max_window_layers": 0, "layer_types": None})).double()
+    hf.load_state_dict(plain.state_dict())
+    return hf.eval()
+
+
+@pytest.mark.parametrize("family, constrained, temperature, greedy, window, way", [
+    ("qwen2", False, 1.0, False, False, ""), ("llama", True, 0.7, False, False, ""),
+    ("qwen3", True, 0.7, True, False, ""), ("llama", False, 0.7, False, False, "row by row"),
+    ("qwen2", True, 0.7, False, False, "row by row"), ("qwen3", False, 0.7, False, False, "replayed"),
+    ("llama", True, 1.0, False, False, "replayed"), ("qwen2", True, 0.7, True, False, "replayed"),
+    ("qwen2", False, 1.0, False, True, ""), ("qwen2", False, 1.0, False, True, "replayed")], indirect=["way"])
+def test_generate_equals_a_naive_sampler(family, constrained, temperature, greedy, window, way, tmp_path, monkeypatch):
+    """Guards against another prompt, padding, limit or token than meant, statistics of another distribution, an update
+    that computes another log-prob than was sampled from, and, with a window, a mask that is made in another place, too,
+    or columns that are counted where positions should be."""
     hf, model = random_model(family, tmp_path)
+    hf = windowed(hf, monkeypatch) if window else hf
     model.temperature = temperature
     B, T = 24, 7
     u, limit, excluded = uniforms(B, T, seed=2), [T] * B, None
@@ -135,7 +149,9 @@ def test_generate_equals_a_naive_sampler(family, constrained, temperature, greed
     assert 0 < s.ended.sum() < B
 
 
-@pytest.mark.parametrize("broken, name", [(math.nan, "norm"), (math.nan, "layers.1.down"), (math.inf, "embedding")])
+@pytest.mark.parametrize("broken, name, way", [
+    (math.nan, "norm", ""), (math.nan, "layers.1.down", "row by row"), (math.inf, "embedding", "replayed"),
+    (math.inf, "embedding", "")], indirect=["way"])
 def test_broken_weights_give_log_probs_that_are_not_finite(broken, name, way, tmp_path):
     """Guards against tokens drawn from NaN in silence, and against an index error in place of FloatingPointError."""
     _, model = random_model("qwen2", tmp_path)
@@ -169,10 +185,9 @@ def test_rows_of_like_length_are_all_rows_with_little_padding(lengths, at_once):
 
 
 @torch.no_grad()
-@FAMILIES
-@pytest.mark.parametrize("options", [{}, {"num_key_value_heads": 6}, {"num_key_value_heads": 1},
-                                     {"num_hidden_layers": 1, "head_dim": 16}], ids=str)
-@pytest.mark.parametrize("like", [0.1, 0.75, 0.99])
+@pytest.mark.parametrize("family, options, like", [
+    ("qwen2", {}, 0.1), ("qwen3", {"num_key_value_heads": 6}, 0.75), ("llama", {"num_key_value_heads": 1}, 0.99),
+    ("qwen3", {"num_hidden_layers": 1, "head_dim": 16}, 0.99)])
 def test_states_attention_and_hidden_tokens_equal_transformers(family, options, like, tmp_path, monkeypatch):
     """Guards against another layer, scale or column, padding that is seen, hidden tokens that shift the others, and
     rows that get what belongs to others of their length, or are left out."""
@@ -202,25 +217,3 @@ def test_states_attention_and_hidden_tokens_equal_transformers(family, options, 
     short = read_responses(attention_paid, model, PROMPTS, puzzle, tokens[:, :1], mask[:, :1], per_row=[mask[:, :1]])
     assert short.tolist() == [[[0.0]]] * 4
     assert attention[0].count_nonzero() == 15  # of tokens 1 to 5 to the ones before them
-
-
-@torch.no_grad()
-def test_a_sliding_window_is_one_line(way, tmp_path, monkeypatch):
-    """The line of docs/extend.md, in sampling and in reading, is transformers' window: guards against a mask that is made
-    in another place, too, and against columns that are counted where positions should be."""
-    page = (Path(sampler.__file__).parent / "docs" / "extend.md").read_text(encoding="utf-8")
-    line, behind = re.search(r"\| `(sees &= .*)`, as a line behind `(.*)` in `Cache.mask` ", page).groups()
-    source = textwrap.dedent(inspect.getsource(Cache.mask)).replace(behind, f"{behind}; {line}", 1)
-    exec(source, names := vars(qwen2_model) | {})
-    monkeypatch.setattr(Cache, "mask", names["mask"])
-    plain, model = random_model("qwen2", tmp_path)
-    hf = HF["qwen2"][1](HF["qwen2"][0].from_dict(plain.config.to_dict() | {
-        "use_sliding_window": True, "sliding_window": 4, "max_window_layers": 0, "layer_types": None})).double()
-    hf.load_state_dict(plain.state_dict())
-    u = uniforms(8, 7, seed=3)
-    s = generate(model, PROMPTS, u, ENDS)
-    for i, (row, mask) in enumerate(zip(s.tokens, s.mask)):
-        response, statistics = naive_sample(hf.eval(), PROMPTS[i // 2], u[i].tolist(), None, 1.0, False)
-        assert row[mask].tolist() == response
-        assert_close(s.logprob[i, mask], statistics[0], 1e-5)
-    assert_close(response_logprobs(model, PROMPTS, torch.arange(8) // 2, s.tokens, s.mask), s.logprob, 1e-5)
