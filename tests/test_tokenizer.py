@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from countdown_task import generate_puzzles
+import countdown_task
 from plumbing.tokenizer import Tokenizer
+from rollout import Policy
 
 CALM = settings(deadline=None, database=None, phases=(Phase.explicit, Phase.generate, Phase.shrink),
                 suppress_health_check=[HealthCheck.too_slow])  # a slow machine is not a bug
@@ -21,6 +22,7 @@ PRINTABLE = [ord(letter) for letter in ALPHABET if ord(letter) < 256]
 LETTERS = dict(zip(PRINTABLE + sorted(set(range(256)) - set(PRINTABLE)), ALPHABET))
 WORDS = [b" -", b"</", b">\n", b" " + EMOJI.encode()[:1], EMOJI.encode()[:2], EMOJI.encode()[2:] + b"<"]
 MERGES = dict.fromkeys((word[:i], word[i : i + 1]) for word in WORDS for i in range(1, len(word)))
+TAG = "</\u00e9>"
 TOKENS = [bytes([i]) for i in range(256)] + [a + b for a, b in MERGES]  # token i < 256 is byte i
 
 
@@ -43,8 +45,13 @@ def build(folder, special=(*ENDS, "<|im_start|>"), change=lambda library: None):
 
 @pytest.fixture(scope="module")
 def chat(tmp_path_factory):
-    """A tokenizer with ChatML tokens."""
-    return Tokenizer(build(tmp_path_factory.mktemp("chat")))
+    """A tokenizer with ChatML tokens and a tag that has no letters, as </think> of Qwen3. (An accent shows more.) Its
+    file truncates and pads, as somebody may have saved it while preparing data."""
+    def change(library):
+        library.add_tokens([AddedToken(TAG, normalized=False)])
+        library.enable_truncation(3)
+        library.enable_padding(length=99)
+    return Tokenizer(build(tmp_path_factory.mktemp("chat"), change=change))
 
 
 def test_special_tokens_say_what_ends_a_response_and_whether_it_is_a_chat_model(chat, tmp_path):
@@ -52,7 +59,7 @@ def test_special_tokens_say_what_ends_a_response_and_whether_it_is_a_chat_model(
     text, and refusing a model for the names of its tokens."""
     plain = Tokenizer(build(tmp_path, special=ENDS[1:]))
     ends = [len(TOKENS), len(TOKENS) + 1]
-    assert (chat.chat, chat.size, chat.end_tokens, chat.start) == (True, len(TOKENS) + 3, ends, [])
+    assert (chat.chat, chat.size, chat.end_tokens, chat.start) == (True, len(TOKENS) + 4, ends, [])
     assert (plain.chat, plain.size, plain.end_tokens) == (False, len(TOKENS) + 1, [len(TOKENS)])
     assert chat.encode("<|im_start|>a</<|im_end|>") == [len(TOKENS) + 2, ord("a"), TOKENS.index(b"</"), len(TOKENS)]
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": len(TOKENS)}))
@@ -91,14 +98,6 @@ def test_a_folder_says_what_ends_a_response_and_whether_it_is_a_chat_model(files
         text = content if name == JINJA else "\ufeff" + json.dumps(content)
         (tmp_path / name).write_text(text, encoding="utf-8")
     assert vars(Tokenizer(build(tmp_path))).items() >= found.items()
-
-
-def test_an_added_token_that_is_no_special_one_is_text(tmp_path):
-    """Guards against a tag that has no letters: to Qwen3, </think> is a single token. (Here an accent shows more.)"""
-    tag = AddedToken("</\u00e9>", normalized=False)
-    tokenizer = Tokenizer(build(tmp_path, change=lambda library: library.add_tokens([tag])))
-    assert tokenizer.encode("a</\u00e9>b") == [ord("a"), len(TOKENS) + 3, ord("b")]
-    assert tokenizer.decode([ord("a"), len(TOKENS) + 3, ord("b")]) == ("a</\u00e9>b", [(0, 1), (1, 5), (5, 6)])
 
 
 def added(name, **flags):
@@ -199,7 +198,7 @@ def test_a_prompt_that_loses_characters_is_refused(change, lost, tmp_path):
         tokenizer.encode("a<|im_end|>", f"a{lost}b")
 
 
-WRITTEN = [" -", "-", " ", "<", "/", ">", "\n", "a", "\u00e9", EMOJI]
+WRITTEN = [" -", "-", " ", "<", "/", ">", "\n", "a", "\u00e9", TAG, EMOJI]
 
 
 @settings(CALM, max_examples=200)
@@ -222,19 +221,13 @@ def test_a_control_token_in_somebodys_own_text_stays_characters(chat, tmp_path):
     assert Tokenizer(tmp_path).encode("<|im_start|>", "<|im_end|>", "") == [IM_START, *spelt]
 
 
-def test_what_begins_every_text_of_a_model_begins_its_prompts(tmp_path, policy):
+def test_what_begins_every_text_of_a_model_begins_its_prompts(tmp_path):
     """Guards against a Llama 3 that is asked without <|begin_of_text|>, and against an end token before the prompt."""
     template = processors.TemplateProcessing(single="<|im_start|> $A <|im_end|>", special_tokens=[
         ("<|im_start|>", IM_START), ("<|im_end|>", IM_END)])
     tokenizer = Tokenizer(build(tmp_path, change=lambda library: setattr(library, "post_processor", template)))
-    prompt = policy._replace(tokenizer=tokenizer).prompt(generate_puzzles(1, "train")[0])
+    prompt = Policy(None, tokenizer, countdown_task).prompt(countdown_task.generate_puzzles(1, "train")[0])
     assert prompt[:3] == [*tokenizer.start, IM_START, ord("s")] == [IM_START, IM_START, ord("s")]
-
-
-def test_a_file_that_truncates_and_pads_does_neither(tmp_path):
-    """As somebody may have saved it while preparing data. Guards against prompts of three tokens, in silence."""
-    for change in (lambda library: library.enable_truncation(3), lambda library: library.enable_padding(length=99)):
-        assert Tokenizer(build(tmp_path, change=change)).encode("12345") == list(b"12345")
 
 
 def test_folders_without_a_byte_level_tokenizer_that_has_an_end_token_are_refused(tmp_path):
@@ -251,8 +244,9 @@ def test_folders_without_a_byte_level_tokenizer_that_has_an_end_token_are_refuse
 
 
 @settings(CALM, max_examples=200)
-@given((st.lists(st.sampled_from(["</think>\n<answer>", " - ", "<", "\u00e9", "\u2003", EMOJI])).map("".join)
+@given((st.lists(st.sampled_from(["</think>\n<answer>", " - ", "<", TAG, "\u2003", EMOJI])).map("".join)
         | st.text()).filter(lambda text: "<|" not in text))  # an end token's own name would have a span
+@example(f"a{TAG}b")
 @example(f"\u00e9 {EMOJI}25")  # a token of a space and the first byte of the next character
 def test_spans_of_valid_text_are_those_of_the_tokenizers_library(chat, text):
     encoding, end = chat.library.encode(text, add_special_tokens=False), (len(text), len(text))
@@ -260,11 +254,11 @@ def test_spans_of_valid_text_are_those_of_the_tokenizers_library(chat, text):
 
 
 @settings(CALM, max_examples=700)
-@given(st.lists(st.integers(0, len(TOKENS) + 2) | st.integers(128, 255) | st.sampled_from(b"\xe2\xf0\x9f\xc3"),
+@given(st.lists(st.integers(0, len(TOKENS) + 3) | st.integers(128, 255) | st.sampled_from(b"\xe2\xf0\x9f\xc3"),
                 max_size=12))
 def test_spans_of_broken_utf8_are_those_of_each_byte(chat, tokens):
     """An untrained model writes any bytes. A byte belongs to the last character of the text that ends with it."""
-    parts = [(TOKENS + [b"", b"", b"<|im_start|>"])[i] for i in tokens]  # an end token is no text
+    parts = [(TOKENS + [b"", b"", b"<|im_start|>", TAG.encode()])[i] for i in tokens]  # an end token is no text
     data, stops = b"".join(parts), itertools.accumulate(map(len, parts))
     owner = [len(data[: i + 1].decode(errors="replace")) - 1 for i in range(len(data))]
     owners = [owner[stop - len(part) : stop] for part, stop in zip(parts, stops)]
