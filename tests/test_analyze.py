@@ -1,5 +1,6 @@
 """Every table of a run, and of runs compared, against numbers worked out by hand; pictures by what they draw."""
 import ast
+import itertools
 import json
 import math
 import re
@@ -91,9 +92,6 @@ def row_of(table, first):
 
 # ------------------------------------------------------------------------------------------------ tables of one run
 
-CONTRIBUTION, GRADIENT = [-1, -0.5, 1, 0.125, 2, 0], [0.5, 0.25, -0.5, -0.0625, -0.625, 0]  # of the tokens of step 1
-
-
 def test_rows_of_the_steps_that_the_documents_print(run):
     """Guards against start for end, success for its error, a row of steps that the run lacks, and an unmeasured 0."""
     metrics = runs.read_metrics(run)
@@ -111,46 +109,36 @@ def test_rows_of_the_steps_that_the_documents_print(run):
     assert [row[:2] for row in table.rows] == [[f"{n}", f"{n}.000"] for n in (0, 1, 10, 50, 100, 123)]
 
 
-ALL = CONTRIBUTION + [2 * x for x in CONTRIBUTION]
 WHERE, FIFTHS = "Where credit went", "Types by position"
 
 
-@pytest.mark.parametrize("title, row, expected", [
-    # over all twelve tokens; the deviation is that of the population
-    (WHERE, "all", {"tokens": 12, "share": 100, "contribution": 1.5 * 1.625 / 6, "gradient": 1.5 * -0.4375 / 6,
-                    "abs(contribution)": 1.5 * 4.625 / 6, "abs(gradient)": 1.5 * 1.9375 / 6,
-                    "contribution: deviation": statistics.pstdev(ALL), "range": "-2.0 to 4.0"}),
-    # positions are relative: the second token of two stands beside the third of four
-    (WHERE, "0-10%", {"tokens": 4, "abs(contribution)": 1.5, "abs(gradient)": 1.5 * 0.5, "contribution": 0,
-                      "contribution: deviation": statistics.pstdev([-1, 1, -2, 2])}),
-    (WHERE, "10-20%", {"tokens": 0, "abs(contribution)": None, "log p": None, "range": None}),
-    (WHERE, "20-30%", {"tokens": 2}),
-    (WHERE, "50-60%", {"tokens": 4, "abs(contribution)": 1.5 * 1.25, "abs(gradient)": 1.5 * 0.4375, "log p": -2.25,
-                       "entropy": 1}),
-    # signed means are not sizes
-    (WHERE, "advantage > 0", {"tokens": 4, "contribution": 1.5 * -0.75, "gradient": 1.5 * 0.375,
-                                  "abs(contribution)": 1.5 * 0.75, "range": "-2.0 to -0.5"}),
-    (WHERE, "advantage < 0", {"tokens": 8, "contribution": 1.5 * 3.125 / 4, "gradient": 1.5 * -1.1875 / 4,
-                                  "abs(gradient)": 1.5 * 1.1875 / 4}),
-    (WHERE, "advantage 0", {"tokens": 0, "contribution": None, "abs(gradient)": None}),
-    (WHERE, "reasoning", {"contribution": 1.5 * 2.125 / 2, "gradient": 1.5 * -0.6875 / 2, "log p": -2.125,
-                          "entropy": 1, "abs(gradient)": 1.5 * 0.6875 / 2}),
-    (WHERE, "structure", {"tokens": 4, "share": 33.3}),
-    (FIFTHS, "0-20%, filler", {"tokens": 4, "abs(contribution)": 1.5, "log p": -1.5}),
-    (FIFTHS, "0-20%, reasoning", {"tokens": 0, "abs(gradient)": None}),
-    (FIFTHS, "40-60%, reasoning", {"tokens": 2, "abs(contribution)": 1.5 * 2, "abs(gradient)": 1.5 * 0.625,
-                                   "log p": -4}),
-    (FIFTHS, "40-60%, structure", {"tokens": 2, "abs(contribution)": 1.5 * 0.5, "log p": -0.5}),
-])
-def test_a_table_by_hand(run, tokenizer, title, row, expected):
-    """Guards against figures under each other's name, and a 0 or nan where nothing was measured."""
-    cells = row_of(credit_table(run, tokenizer, title), row)
-    for name, value in expected.items():
-        figure = cells[name].partition(" ± ")[0].rstrip("%").replace(",", "")
-        if not isinstance(value, (int, float)):
-            assert figure == (value or ""), name
-        else:
-            assert float(figure) == pytest.approx(value, abs=6e-4), name
+def test_tables_by_hand(run, tokenizer):
+    """Every cell, from the six tokens of step 1. Guards against figures under each other's name, signed means taken for
+    sizes, and a 0 or nan where nothing was measured."""
+    sign, role, start = [1, 1, -1, -1, -1, -1], [0, 2, 0, 1, 1, 2], [0, 50, 0, 25, 50, 75]  # % of the response before
+    contribution, gradient = [-1, -0.5, 1, 0.125, 2, 0], [0.5, 0.25, -0.5, -0.0625, -0.625, 0]
+    logprob, types = [-1, -0.5, -2, -0.25, -4, 0], ("filler", "reasoning", "structure")
+    rows = {"all": sign} | {name: [x == i for x in role] for i, name in enumerate(types)}
+    rows |= {f"advantage {name}": [x == i for x in sign] for name, i in (("> 0", 1), ("< 0", -1), ("0", 0))}
+    rows |= {f"{i}-{i + 10}%": [i <= x < i + 10 for x in start] for i in range(0, 100, 10)}
+    rows |= {f"{i}-{i + 20}%, {name}": [i <= x < i + 20 and of_type for x, of_type in zip(start, rows[name])]
+             for i in range(0, 100, 20) for name in types}
+    tables = [credit_table(run, tokenizer, title) for title in (WHERE, FIFTHS)]
+    assert [row[0] for table in tables for row in table.rows] == [*rows]
+    for name, *cells in tables[0].rows + tables[1].rows:
+        c, g, p = ([*itertools.compress(x, rows[name])] for x in (contribution, gradient, logprob))
+        numbers = [float(x.strip("%")) for cell in cells if cell for x in cell.partition(" ± ")[0].split(" to ")]
+        if not c:
+            assert numbers == [0, 0], name
+            continue
+        both = c + [2 * x for x in c]  # of both steps: a mean is 1.5 times that of step 1
+        sizes = [1.5 * statistics.fmean(map(abs, x)) for x in (c, g)]
+        means = [1.5 * statistics.fmean(c), 1.5 * statistics.fmean(g), statistics.fmean(p), 1]
+        assert numbers == pytest.approx([2 * len(c), round(100 * len(c) / 6, 1), *sizes, *means,
+                                         statistics.pstdev(both), round(min(both), 1), round(max(both), 1)], abs=6e-4), name
+    assert tables[0].header == tables[1].header == [
+        "", "tokens", "share", "abs(contribution)", "abs(gradient)", "contribution", "gradient", "log p", "entropy",
+        "contribution: deviation", "range"]
 
 
 def test_the_table_of_a_credit_functions_own_numbers(run, tokenizer):
