@@ -238,9 +238,8 @@ def summarize(run: Path, log: dict) -> dict[str, float | dict]:
     passed = {name: final[name] for name in final if re.fullmatch(r"pass@\d+", name)}  # not its standard error
     norm, seconds = metrics["grad_norm"][1:], metrics["seconds"][1:]  # row 0 is the start model
     return {"steps": metrics["step"][-1], "metrics": metrics, "curve": curve, "start": start, "end": end,
-            "climb": end - start, "area": ratio(np.trapezoid(success, steps), steps.max(initial=0)), **passed,
+            "area": ratio(np.trapezoid(success, steps), steps.max(initial=0)), **passed,
             **dict(zip(SIZES, [figure for measure in MEASURES for figure in sizes_by_type(log, measure)])),
-            **{name: np.nansum(metrics[name]) for name in ("tokens_sampled", "tokens_read", "tokens_updated")},
             **{f"`{name}`": np.nanmean(metrics[name]) for name in added(metrics)},  # no name of ours has backquotes
             "gradient norm": norm.mean(), "its spread": norm.std(), "seconds a step": np.median(seconds)}
 
@@ -291,12 +290,13 @@ def draw_methods(groups: list[Group], file: Path) -> None:
     curves = {"heldout_success": "Held-out success", "length": "Tokens a response", "grad_norm": "Gradient norm"}
     curves = curves if any(row["curve"] for row in rows) else {"reward": "Reward", "length": "Tokens a response"}
     further = dict.fromkeys(name for row in rows for name in added(row["metrics"]))
-    wide, lines = len(curves) + 1, 1 + -(-len(further) // (len(curves) + 1))  # axes in a line
-    figure, axes = report.new_figure(wide, 3 * lines + 0.2 * len(groups), lines=lines)
-    bars, axes = axes[wide - 1], [*axes[: wide - 1], *axes[wide:]]
-    for axis in axes[wide - 1 + len(further) :]:
-        axis.remove()
+    wide = len(curves) + 1  # axes in a line
     curves |= {name: textwrap.fill(name, 20, max_lines=2, placeholder=" …") for name in further}
+    lines = -(-(len(curves) + 1) // wide)
+    figure, found = report.new_figure(wide, 3 * lines + 0.2 * len(groups), lines=lines)
+    *axes, bars = found[: len(curves) + 1]
+    for axis in found[len(curves) + 1 :]:
+        axis.remove()
     for i, group in enumerate(groups):
         look = {"color": PALETTE[i % len(PALETTE)], "linestyle": ("-", "--", ":", "-.")[i // len(PALETTE) % 4]}
         label = textwrap.fill(method_name(group.label), 100, max_lines=1, placeholder=" …")
@@ -308,7 +308,7 @@ def draw_methods(groups: list[Group], file: Path) -> None:
     if single := len(rows) == 1 and "heldout_success" in curves:
         steps, success, error = heldout(rows[0]["metrics"])
         axes[0].errorbar(steps, success, 1.96 * error, fmt="none", color=PALETTE[0], capsize=3)
-    for axis, title in zip((bars, *axes), ("Contribution", *curves.values())):
+    for axis, title in zip((*axes, bars), (*curves.values(), "Contribution")):
         axis.set(title=title, xlabel="step", ylim=(min(0, axis.dataLim.ymin), 1.05 * max(0, axis.dataLim.ymax) or 1))
         axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     bars.set(xlabel="mean |credit · log p|", xticks=[0, 1], xticklabels=ROLES[:2])

@@ -134,8 +134,9 @@ def test_tables_by_hand(run, tokenizer):
         both = c + [2 * x for x in c]  # of both steps: a mean is 1.5 times that of step 1
         sizes = [1.5 * statistics.fmean(map(abs, x)) for x in (c, g)]
         means = [1.5 * statistics.fmean(c), 1.5 * statistics.fmean(g), statistics.fmean(p), 1]
-        assert numbers == pytest.approx([2 * len(c), round(100 * len(c) / 6, 1), *sizes, *means,
-                                         statistics.pstdev(both), round(min(both), 1), round(max(both), 1)], abs=6e-4), name
+        spread = [statistics.pstdev(both), round(min(both), 1), round(max(both), 1)]
+        share = round(100 * len(c) / 6, 1)
+        assert numbers == pytest.approx([2 * len(c), share, *sizes, *means, *spread], abs=6e-4), name
     assert tables[0].header == tables[1].header == [
         "", "tokens", "share", "abs(contribution)", "abs(gradient)", "contribution", "gradient", "log p", "entropy",
         "contribution: deviation", "range"]
@@ -405,9 +406,9 @@ def test_the_picture_of_methods_shows_means_and_intervals(tmp_path, figures, rec
     for row in base.rows.values():
         row["metrics"] |= {f"a number of the task, {i}": np.array([np.nan, i, row["curve"][2]]) for i in range(2)}
     analyze.draw_methods([base, group("a", {0: 0.5})], tmp_path / "d.png")
-    shown = [axis.lines[0].get_ydata().tolist() for axis in figures[-1].axes[4:6]]
+    shown = [axis.lines[0].get_ydata().tolist() for axis in figures[-1].axes[3:5]]
     assert shown == [[0, pytest.approx(0.3)], [1, pytest.approx(0.3)]]
-    assert [bar.get_height() for bar in figures[-1].axes[3].patches][:2] == pytest.approx([0.3, 0.15])
+    assert [bar.get_height() for bar in figures[-1].axes[5].patches][:2] == pytest.approx([0.3, 0.15])
     for figure in figures:
         check_texts(figure)
     assert not recwarn.list  # as matplotlib's, where a long name leaves the curves no room
