@@ -2,6 +2,7 @@
 import itertools
 import json
 import re
+from types import SimpleNamespace
 
 import pytest
 import tokenizers
@@ -10,7 +11,6 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-import countdown_task
 from plumbing.tokenizer import Tokenizer
 from rollout import Policy
 
@@ -140,8 +140,10 @@ LLAMA, TURN = {"tokenizer_class": "LlamaTokenizerFast", "add_bos_token": True}, 
     (LLAMA | {"bos_token": "<|b|>", "tokenizer_class": "PreTrainedTokenizerFast"}, None, False),
     ({"bos_token": "<|b|>"}, None, True), ({"bos_token": "<|b|>"}, "{{ bos_token }}[INST]", False)], ids=str)
 def test_prompts_begin_as_those_of_transformers(settings, template, first, tmp_path):
-    """Guards against a model that is asked without its BOS, or with two. first: tokenizer.json begins texts with it."""
-    processor = processors.TemplateProcessing(single="<|b|> $A" if first else "$A", special_tokens=[("<|b|>", NEW)])
+    """Guards against a model that is asked without its BOS, with two, or with an end token before the prompt. first:
+    tokenizer.json begins texts with a BOS and ends them."""
+    processor = processors.TemplateProcessing(single="<|b|> $A <|im_end|>" if first else "$A",
+                                              special_tokens=[("<|b|>", NEW), ("<|im_end|>", IM_END)])
     build(tmp_path, (*ENDS, "<|im_start|>", "<|b|>"), lambda library: setattr(library, "post_processor", processor))
     (tmp_path / CONFIG).write_text(json.dumps(settings | {"chat_template": template}))
     # Version 5 of transformers reads add_bos_token as an argument alone, version 4 in the file, too, of a Llama.
@@ -149,7 +151,9 @@ def test_prompts_begin_as_those_of_transformers(settings, template, first, tmp_p
     hf, ours = PreTrainedTokenizerFast.from_pretrained(tmp_path, **obeyed), Tokenizer(tmp_path)
     text = "[INST]" if template and CHATML not in template else TURN
     expected = hf.apply_chat_template([{"role": "user", "content": "q"}]) if template else hf(text)
-    assert ours.start + ours.encode(text) == expected["input_ids"]
+    ended = [IM_END] * (first and not template)  # which no prompt may be
+    task = SimpleNamespace(prompt=lambda puzzle, chat: text)
+    assert Policy(None, ours, task).prompt("q") + ended == expected["input_ids"]
 
 
 END, LISTED = "{} names .* as the end token .{}., which is no special token", "lists don't fit its tokenizer.json: .*"
@@ -219,15 +223,6 @@ def test_a_control_token_in_somebodys_own_text_stays_characters(chat, tmp_path):
     file = build(tmp_path) / "tokenizer.json"
     file.write_text(file.read_text().replace('"special": true', '"special": false'))  # as some programs write it
     assert Tokenizer(tmp_path).encode("<|im_start|>", "<|im_end|>", "") == [IM_START, *spelt]
-
-
-def test_what_begins_every_text_of_a_model_begins_its_prompts(tmp_path):
-    """Guards against a Llama 3 that is asked without <|begin_of_text|>, and against an end token before the prompt."""
-    template = processors.TemplateProcessing(single="<|im_start|> $A <|im_end|>", special_tokens=[
-        ("<|im_start|>", IM_START), ("<|im_end|>", IM_END)])
-    tokenizer = Tokenizer(build(tmp_path, change=lambda library: setattr(library, "post_processor", template)))
-    prompt = Policy(None, tokenizer, countdown_task).prompt(countdown_task.generate_puzzles(1, "train")[0])
-    assert prompt[:3] == [*tokenizer.start, IM_START, ord("s")] == [IM_START, IM_START, ord("s")]
 
 
 def test_folders_without_a_byte_level_tokenizer_that_has_an_end_token_are_refused(tmp_path):
