@@ -54,6 +54,12 @@ def chat(tmp_path_factory):
     return Tokenizer(build(tmp_path_factory.mktemp("chat"), change=change))
 
 
+@pytest.fixture(scope="module")
+def library(chat):
+    """Its copy, which finds special tokens by itself."""
+    return tokenizers.Tokenizer.from_str(chat.library.to_str())
+
+
 def test_special_tokens_say_what_ends_a_response_and_whether_it_is_a_chat_model(chat, tmp_path):
     """Guards against markers that are spelt out, a chat turn that ends in <|endoftext|> alone, an end token in the
     text, and refusing a model for the names of its tokens."""
@@ -61,7 +67,6 @@ def test_special_tokens_say_what_ends_a_response_and_whether_it_is_a_chat_model(
     ends = [len(TOKENS), len(TOKENS) + 1]
     assert (chat.chat, chat.size, chat.end_tokens, chat.start) == (True, len(TOKENS) + 4, ends, [])
     assert (plain.chat, plain.size, plain.end_tokens) == (False, len(TOKENS) + 1, [len(TOKENS)])
-    assert chat.encode("<|im_start|>a</<|im_end|>") == [len(TOKENS) + 2, ord("a"), TOKENS.index(b"</"), len(TOKENS)]
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": len(TOKENS)}))
     named = Tokenizer(build(tmp_path, special=("<|eot_id|>",)))
     assert named.end_tokens == [len(TOKENS)] and named.decode([ord("a"), len(TOKENS)])[0] == "a"
@@ -208,10 +213,9 @@ WRITTEN = [" -", "-", " ", "<", "/", ">", "\n", "a", "\u00e9", TAG, EMOJI]
 @settings(CALM, max_examples=200)
 @given(st.lists(st.tuples(st.lists(st.sampled_from([*WRITTEN, "<|im_start|>", "<|im_end|>"])).map("".join),
                           st.lists(st.sampled_from(WRITTEN)).map("".join)), min_size=1))
-def test_a_prompt_in_pieces_has_the_tokens_of_the_whole(chat, pairs):
+def test_a_prompt_in_pieces_has_the_tokens_of_the_whole(chat, library, pairs):
     """Guards against tokens that change where a prompt is cut. The tokenizers library encodes the whole."""
     pieces = [piece for pair in pairs for piece in pair]
-    library = tokenizers.Tokenizer.from_str(chat.library.to_str())
     assert chat.encode(*pieces) == library.encode("".join(pieces), add_special_tokens=False).ids
 
 
