@@ -263,11 +263,11 @@ def comparison_tables(groups: list[Group], warning: str) -> list[Table]:
                      for mark in ("pass@", "`"))
     warning += " With one seed, nothing can be concluded." * (min(len(group.rows) for group in groups) < 2)
     bold = f"**{warning.strip()}** " * bool(warning)
-    learned = ("Held-out success: mean over seeds ± half of its 95% interval (Student's t), for these puzzles. Area: the "
-               "mean of its curve. Baseline: GRPO, or else RLOO, with the same settings; Welch's interval.",
+    learned = ("Held-out success: mean over seeds ± half of its 95% interval (Student's t), for these puzzles. Area: "
+               "the mean of its curve. Baseline: GRPO, or else RLOO, with the same settings; Welch's interval.",
                ["start", "end", "area", *passed, *(f"{name} - baseline" for name in ("end", "area", *passed))])
-    credited = ("Size: mean absolute value over the tokens of a type. Of the gradient's norm mean and standard deviation "
-                "over steps.", ["end", *SIZES, "gradient norm", "its spread", "seconds a step"])
+    credited = ("Size: mean absolute value over the tokens of a type. Of the gradient's norm mean and standard "
+                "deviation over steps.", ["end", *SIZES, "gradient norm", "its spread", "seconds a step"])
     further = "Those that a grade, a loss or a head added to metrics.csv: means over steps.", names
     return [Table(title, bold + note, ["method", "seeds", *columns], [method_row(group, columns) for group in groups])
             for title, (note, columns) in zip(("Learning", "Credit", "Further columns"), (learned, credited, further))
