@@ -238,9 +238,8 @@ def summarize(run: Path, log: dict) -> dict[str, float | dict]:
     passed = {name: final[name] for name in final if re.fullmatch(r"pass@\d+", name)}  # not its standard error
     norm, seconds = metrics["grad_norm"][1:], metrics["seconds"][1:]  # row 0 is the start model
     return {"steps": metrics["step"][-1], "metrics": metrics, "curve": curve, "start": start, "end": end,
-            "climb": end - start, "area": ratio(np.trapezoid(success, steps), steps.max(initial=0)), **passed,
+            "area": ratio(np.trapezoid(success, steps), steps.max(initial=0)), **passed,
             **dict(zip(SIZES, [figure for measure in MEASURES for figure in sizes_by_type(log, measure)])),
-            **{name: np.nansum(metrics[name]) for name in ("tokens_sampled", "tokens_read", "tokens_updated")},
             **{f"`{name}`": np.nanmean(metrics[name]) for name in added(metrics)},  # no name of ours has backquotes
             "gradient norm": norm.mean(), "its spread": norm.std(), "seconds a step": np.median(seconds)}
 
@@ -264,11 +263,11 @@ def comparison_tables(groups: list[Group], warning: str) -> list[Table]:
                      for mark in ("pass@", "`"))
     warning += " With one seed, nothing can be concluded." * (min(len(group.rows) for group in groups) < 2)
     bold = f"**{warning.strip()}** " * bool(warning)
-    learned = ("Held-out success: mean over seeds ± half of its 95% interval (Student's t), for these puzzles. Area: the "
-               "mean of its curve. Baseline: GRPO, or else RLOO, with the same settings; Welch's interval.",
+    learned = ("Held-out success: mean over seeds ± half of its 95% interval (Student's t), for these puzzles. Area: "
+               "the mean of its curve. Baseline: GRPO, or else RLOO, with the same settings; Welch's interval.",
                ["start", "end", "area", *passed, *(f"{name} - baseline" for name in ("end", "area", *passed))])
-    credited = ("Size: mean absolute value over the tokens of a type. Of the gradient's norm mean and standard deviation "
-                "over steps.", ["end", *SIZES, "gradient norm", "its spread", "seconds a step"])
+    credited = ("Size: mean absolute value over the tokens of a type. Of the gradient's norm mean and standard "
+                "deviation over steps.", ["end", *SIZES, "gradient norm", "its spread", "seconds a step"])
     further = "Those that a grade, a loss or a head added to metrics.csv: means over steps.", names
     return [Table(title, bold + note, ["method", "seeds", *columns], [method_row(group, columns) for group in groups])
             for title, (note, columns) in zip(("Learning", "Credit", "Further columns"), (learned, credited, further))
@@ -291,12 +290,13 @@ def draw_methods(groups: list[Group], file: Path) -> None:
     curves = {"heldout_success": "Held-out success", "length": "Tokens a response", "grad_norm": "Gradient norm"}
     curves = curves if any(row["curve"] for row in rows) else {"reward": "Reward", "length": "Tokens a response"}
     further = dict.fromkeys(name for row in rows for name in added(row["metrics"]))
-    wide, lines = len(curves) + 1, 1 + -(-len(further) // (len(curves) + 1))  # axes in a line
-    figure, axes = report.new_figure(wide, 3 * lines + 0.2 * len(groups), lines=lines)
-    bars, axes = axes[wide - 1], [*axes[: wide - 1], *axes[wide:]]
-    for axis in axes[wide - 1 + len(further) :]:
-        axis.remove()
+    wide = len(curves) + 1  # axes in a line
     curves |= {name: textwrap.fill(name, 20, max_lines=2, placeholder=" …") for name in further}
+    lines = -(-(len(curves) + 1) // wide)
+    figure, found = report.new_figure(wide, 3 * lines + 0.2 * len(groups), lines=lines)
+    *axes, bars = found[: len(curves) + 1]
+    for axis in found[len(curves) + 1 :]:
+        axis.remove()
     for i, group in enumerate(groups):
         look = {"color": PALETTE[i % len(PALETTE)], "linestyle": ("-", "--", ":", "-.")[i // len(PALETTE) % 4]}
         label = textwrap.fill(method_name(group.label), 100, max_lines=1, placeholder=" …")
@@ -308,7 +308,7 @@ def draw_methods(groups: list[Group], file: Path) -> None:
     if single := len(rows) == 1 and "heldout_success" in curves:
         steps, success, error = heldout(rows[0]["metrics"])
         axes[0].errorbar(steps, success, 1.96 * error, fmt="none", color=PALETTE[0], capsize=3)
-    for axis, title in zip((bars, *axes), ("Contribution", *curves.values())):
+    for axis, title in zip((*axes, bars), (*curves.values(), "Contribution")):
         axis.set(title=title, xlabel="step", ylim=(min(0, axis.dataLim.ymin), 1.05 * max(0, axis.dataLim.ymax) or 1))
         axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     bars.set(xlabel="mean |credit · log p|", xticks=[0, 1], xticklabels=ROLES[:2])

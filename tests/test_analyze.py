@@ -1,5 +1,6 @@
 """Every table of a run, and of runs compared, against numbers worked out by hand; pictures by what they draw."""
 import ast
+import itertools
 import json
 import math
 import re
@@ -11,6 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
 
 import analyze
 from analyze import read_log
@@ -66,11 +68,14 @@ def run(tmp_path):
 
 
 @pytest.fixture
-def call(monkeypatch, capsys):
-    """Runs the command on some folders; what it prints."""
-    def said(*folders):
-        monkeypatch.setattr(sys, "argv", ["analyze.py", *map(str, folders)])
-        analyze.main()
+def call(capsys):
+    """Runs the command on some folders; what it prints. Pictures take most of the time: they are drawn if asked for."""
+    def said(*folders, draw=False):
+        with pytest.MonkeyPatch.context() as patch:
+            if not draw:
+                patch.setattr(Figure, "savefig", lambda *_: None)
+            patch.setattr(sys, "argv", ["analyze.py", *map(str, folders)])
+            analyze.main()
         return capsys.readouterr().out
     return said
 
@@ -86,9 +91,6 @@ def row_of(table, first):
 
 
 # ------------------------------------------------------------------------------------------------ tables of one run
-
-CONTRIBUTION, GRADIENT = [-1, -0.5, 1, 0.125, 2, 0], [0.5, 0.25, -0.5, -0.0625, -0.625, 0]  # of the tokens of step 1
-
 
 def test_rows_of_the_steps_that_the_documents_print(run):
     """Guards against start for end, success for its error, a row of steps that the run lacks, and an unmeasured 0."""
@@ -107,46 +109,37 @@ def test_rows_of_the_steps_that_the_documents_print(run):
     assert [row[:2] for row in table.rows] == [[f"{n}", f"{n}.000"] for n in (0, 1, 10, 50, 100, 123)]
 
 
-ALL = CONTRIBUTION + [2 * x for x in CONTRIBUTION]
 WHERE, FIFTHS = "Where credit went", "Types by position"
 
 
-@pytest.mark.parametrize("title, row, expected", [
-    # over all twelve tokens; the deviation is that of the population
-    (WHERE, "all", {"tokens": 12, "share": 100, "contribution": 1.5 * 1.625 / 6, "gradient": 1.5 * -0.4375 / 6,
-                    "abs(contribution)": 1.5 * 4.625 / 6, "abs(gradient)": 1.5 * 1.9375 / 6,
-                    "contribution: deviation": statistics.pstdev(ALL), "range": "-2.0 to 4.0"}),
-    # positions are relative: the second token of two stands beside the third of four
-    (WHERE, "0-10%", {"tokens": 4, "abs(contribution)": 1.5, "abs(gradient)": 1.5 * 0.5, "contribution": 0,
-                      "contribution: deviation": statistics.pstdev([-1, 1, -2, 2])}),
-    (WHERE, "10-20%", {"tokens": 0, "abs(contribution)": None, "log p": None, "range": None}),
-    (WHERE, "20-30%", {"tokens": 2}),
-    (WHERE, "50-60%", {"tokens": 4, "abs(contribution)": 1.5 * 1.25, "abs(gradient)": 1.5 * 0.4375, "log p": -2.25,
-                       "entropy": 1}),
-    # signed means are not sizes
-    (WHERE, "advantage > 0", {"tokens": 4, "contribution": 1.5 * -0.75, "gradient": 1.5 * 0.375,
-                                  "abs(contribution)": 1.5 * 0.75, "range": "-2.0 to -0.5"}),
-    (WHERE, "advantage < 0", {"tokens": 8, "contribution": 1.5 * 3.125 / 4, "gradient": 1.5 * -1.1875 / 4,
-                                  "abs(gradient)": 1.5 * 1.1875 / 4}),
-    (WHERE, "advantage 0", {"tokens": 0, "contribution": None, "abs(gradient)": None}),
-    (WHERE, "reasoning", {"contribution": 1.5 * 2.125 / 2, "gradient": 1.5 * -0.6875 / 2, "log p": -2.125,
-                          "entropy": 1, "abs(gradient)": 1.5 * 0.6875 / 2}),
-    (WHERE, "structure", {"tokens": 4, "share": 33.3}),
-    (FIFTHS, "0-20%, filler", {"tokens": 4, "abs(contribution)": 1.5, "log p": -1.5}),
-    (FIFTHS, "0-20%, reasoning", {"tokens": 0, "abs(gradient)": None}),
-    (FIFTHS, "40-60%, reasoning", {"tokens": 2, "abs(contribution)": 1.5 * 2, "abs(gradient)": 1.5 * 0.625,
-                                   "log p": -4}),
-    (FIFTHS, "40-60%, structure", {"tokens": 2, "abs(contribution)": 1.5 * 0.5, "log p": -0.5}),
-])
-def test_a_table_by_hand(run, tokenizer, title, row, expected):
-    """Guards against figures under each other's name, and a 0 or nan where nothing was measured."""
-    cells = row_of(credit_table(run, tokenizer, title), row)
-    for name, value in expected.items():
-        figure = cells[name].partition(" ± ")[0].rstrip("%").replace(",", "")
-        if not isinstance(value, (int, float)):
-            assert figure == (value or ""), name
-        else:
-            assert float(figure) == pytest.approx(value, abs=6e-4), name
+def test_tables_by_hand(run, tokenizer):
+    """Every cell, from the six tokens of step 1. Guards against figures under each other's name, signed means taken for
+    sizes, and a 0 or nan where nothing was measured."""
+    sign, role, start = [1, 1, -1, -1, -1, -1], [0, 2, 0, 1, 1, 2], [0, 50, 0, 25, 50, 75]  # % of the response before
+    contribution, gradient = [-1, -0.5, 1, 0.125, 2, 0], [0.5, 0.25, -0.5, -0.0625, -0.625, 0]
+    logprob, types = [-1, -0.5, -2, -0.25, -4, 0], ("filler", "reasoning", "structure")
+    rows = {"all": sign} | {name: [x == i for x in role] for i, name in enumerate(types)}
+    rows |= {f"advantage {name}": [x == i for x in sign] for name, i in (("> 0", 1), ("< 0", -1), ("0", 0))}
+    rows |= {f"{i}-{i + 10}%": [i <= x < i + 10 for x in start] for i in range(0, 100, 10)}
+    rows |= {f"{i}-{i + 20}%, {name}": [i <= x < i + 20 and of_type for x, of_type in zip(start, rows[name])]
+             for i in range(0, 100, 20) for name in types}
+    tables = [credit_table(run, tokenizer, title) for title in (WHERE, FIFTHS)]
+    assert [row[0] for table in tables for row in table.rows] == [*rows]
+    for name, *cells in tables[0].rows + tables[1].rows:
+        c, g, p = ([*itertools.compress(x, rows[name])] for x in (contribution, gradient, logprob))
+        numbers = [float(x.strip("%")) for cell in cells if cell for x in cell.partition(" ± ")[0].split(" to ")]
+        if not c:
+            assert numbers == [0, 0], name
+            continue
+        both = c + [2 * x for x in c]  # of both steps: a mean is 1.5 times that of step 1
+        sizes = [1.5 * statistics.fmean(map(abs, x)) for x in (c, g)]
+        means = [1.5 * statistics.fmean(c), 1.5 * statistics.fmean(g), statistics.fmean(p), 1]
+        spread = [statistics.pstdev(both), round(min(both), 1), round(max(both), 1)]
+        share = round(100 * len(c) / 6, 1)
+        assert numbers == pytest.approx([2 * len(c), share, *sizes, *means, *spread], abs=6e-4), name
+    assert tables[0].header == tables[1].header == [
+        "", "tokens", "share", "abs(contribution)", "abs(gradient)", "contribution", "gradient", "log p", "entropy",
+        "contribution: deviation", "range"]
 
 
 def test_the_table_of_a_credit_functions_own_numbers(run, tokenizer):
@@ -227,30 +220,23 @@ def test_a_puzzle_keeps_its_name_whatever_it_looks_like(run, tmp_path):
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("steps", [1, 2, 40])
-def test_pictures_can_be_read_whatever_the_question(tmp_path, figures, call, steps):
-    """Guards against a title or a question that runs into its neighbour, half steps, and a single step not seen."""
+@pytest.mark.parametrize("steps, factor", [(1, 0), (12, 1)])
+def test_pictures_can_be_read_whatever_the_question(tmp_path, figures, call, steps, factor):
+    """Guards against a title or a question that runs into its neighbour, half steps, a single step not seen, and, with
+    a factor of 0, a division by zero where every group had equal rewards."""
     question = "Somchai (สมชาย, 你好) has $x_1$ coins in `{\\frac` and 😀 " * 8
     run = make_run(tmp_path / "a", 0.75, steps, mitigation="one_of_a_rather_long_name_for_a_picture", advantage="rloo")
     for step in range(1, steps + 1):
+        write_log(run, step, factor)
         change_log(run, "puzzle_text", lambda _: np.array([question]), step)
     write_metrics(run, [[0, 0.25], *([step, ""] for step in range(1, steps)), [steps, 0.75]])
-    call(run)
+    text = call(run, f"{run}/", draw=True)  # the same folder once more is not another run
+    assert "nan" not in text and "# Comparison" not in text
     for figure in figures:
         check_texts(figure)
     learning, _ = figures
     for axis in learning.axes[:3]:
         assert axis.lines[0].get_marker() == "o" and all(tick == int(tick) for tick in axis.get_xticks())
-
-
-@pytest.mark.filterwarnings("error")
-def test_a_run_without_any_credit_is_analyzed(run, call):
-    """Guards against a division by zero where every group had equal rewards."""
-    for step in (1, 2):
-        write_log(run, step, factor=0)
-    write_metrics(run)  # with the checksums of the changed log
-    assert "nan" not in call(run)
-    assert "# Comparison" not in call(run, f"{run}/")  # the same folder once more is not another run
 
 
 @pytest.mark.filterwarnings("error")
@@ -264,7 +250,7 @@ def test_a_log_without_training_is_analyzed(run, call, figures):
         log = run / "credit" / f"step-{step:06d}.npz"
         run_folder.append_row(run, {"step": step, "reward": step / 4 - 0.5, "length": 3, "seconds": 1,
                                      "credit_checksum": checksum(log)})
-    text = call(run)
+    text = call(run, draw=True)
     table = analyze.learning_table(runs.read_metrics(run))
     assert [table.header, *table.rows] == [["step", "reward", "length"], ["1", "-0.250", "3.0"], ["2", "0.000", "3.0"]]
     assert [axis.get_title() for axis in figures[0].axes] == ["Reward", "Tokens a response", "Contribution"]
@@ -314,7 +300,7 @@ def test_methods_are_compared_over_seeds(run, call):
     others += [make_run(run.parent / f"m-seed{seed}", end, mitigation="m", seed=seed)
                for seed, end in ((0, 0.5), (7, 0.7))]
     call(run, *others)
-    text = call(run.parent / "comparison", run, *others)
+    text = call(run.parent / "comparison", run, *others, draw=True)
     rows = table_of(run)
     none, m = rows["none"], rows["m"]
     assert list(rows) == ["none", "m"] and (none["seeds"], m["seeds"]) == ("2", "2")
@@ -351,9 +337,14 @@ def test_a_column_for_every_pass_at_k_that_was_measured(run, call):
     assert not any(cell for name, cell in rows["b"].items() if name.startswith("pass@"))  # each k of one seed alone
 
 
-def test_every_table_warns_of_what_is_not_comparable(run, call):
-    """Guards against a verdict from a single seed, from runs of unequal length, and from a file that was edited."""
-    others = [make_run(run.parent / name, 0.9, steps, mitigation=name) for name, steps in (("a", 5), ("b", 2))]
+@pytest.mark.parametrize("measured, area", [
+    ([[0, 0.25], [1, 0.5], [2, ""], [3, ""], [4, 0.9]], (1 * 0.375 + 3 * 0.7) / 4), ([[0, 0.25], [1, 0.9]], 0.575)])
+def test_every_table_warns_of_what_is_not_comparable(tmp_path, call, measured, area):
+    """Guards against a verdict from a single seed, from runs of unequal length, from a file that was edited, and from
+    the mean of a curve of three points held against a straight line's, or one that ignores how far they are apart."""
+    run, *others = [make_run(tmp_path / name, 0.9, 4, mitigation=name) for name in ("none", "a", "b")]
+    (others[0] / "metrics.csv").unlink()
+    write_metrics(others[0], measured)
     for folder, content in ((run, 1), (others[0], 1), (others[1], 2)):
         written = json.loads((folder / "config.json").read_text()) | {"inputs": {"same": [4], "my.jsonl": [content]}}
         (folder / "config.json").write_text(json.dumps(written))
@@ -364,16 +355,7 @@ def test_every_table_warns_of_what_is_not_comparable(run, call):
                     f"my.jsonl: not the same in {run} and {others[1]}, so", "Not finished, so the end is the last"):
         assert warning in last and text.count(warning) == 2
     assert text.count("With one seed, nothing can be concluded") == text.count("\n## ") == 2
-
-
-def test_areas_of_other_grids_are_not_comparable(tmp_path, call):
-    """Guards against the mean of a curve of three points held against that of a straight line, or that ignores how far
-    apart its points are."""
-    runs = [make_run(tmp_path / name, 0.9, 4, mitigation=name) for name in "ab"]
-    (runs[1] / "metrics.csv").unlink()
-    write_metrics(runs[1], [[0, 0.25], [1, 0.5], [2, ""], [3, ""], [4, 0.9]])
-    assert "Measured steps (--steps, --eval_every): not the same" in call(*runs).splitlines()[-1]
-    assert number(table_of(runs[1])["b"]["area"]) == pytest.approx((1 * 0.375 + 3 * 0.7) / 4, abs=6e-4)
+    assert number(table_of(run)["a"]["area"]) == pytest.approx(area, abs=6e-4)
 
 
 def test_the_baseline_is_none_with_the_same_settings(run, call):
@@ -413,20 +395,20 @@ def test_the_picture_of_methods_shows_means_and_intervals(tmp_path, figures, rec
     assert [bar.get_height() for bar in bars.patches] == pytest.approx([0.3, 0.15])
     (low, high), _ = bars.collections[0].get_segments()[0], None
     assert (high[1] - low[1]) / 2 == pytest.approx(12.706 * 0.05, abs=1e-4)
-    analyze.draw_methods([group(name, {0: 0.5, 1: 0.6}) for name in "abcde"], tmp_path / "b.png")
+    long = [f"{name} model=" + 99 * "x" for name in "de"]
+    analyze.draw_methods([group(name, {0: 0.5, 1: 0.6}) for name in [*"abc", *long]], tmp_path / "b.png")
     lines = figures[1].axes[0].lines
     assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == len(lines) == 5
-    assert [line.get_label() for line in lines] == list("abcde")
+    assert [line.get_label() for line in lines] == [*"abc", "d …", "e …"]
     analyze.draw_methods([group("none", {0: 0.5})], tmp_path / "c.png")
     [(low, high)] = figures[2].axes[0].collections[-1].get_segments()[-1:]
     assert (low[1], high[1]) == pytest.approx((0.5 - 1.96 * 0.05, 0.5 + 1.96 * 0.05))  # over puzzles
-    analyze.draw_methods([group(f"{name} model=" + 99 * "x", {0: 0.5, 1: 0.6}) for name in "ab"], tmp_path / "d.png")
     for row in base.rows.values():
         row["metrics"] |= {f"a number of the task, {i}": np.array([np.nan, i, row["curve"][2]]) for i in range(2)}
-    analyze.draw_methods([base, group("a", {0: 0.5})], tmp_path / "e.png")
-    shown = [axis.lines[0].get_ydata().tolist() for axis in figures[-1].axes[4:6]]
+    analyze.draw_methods([base, group("a", {0: 0.5})], tmp_path / "d.png")
+    shown = [axis.lines[0].get_ydata().tolist() for axis in figures[-1].axes[3:5]]
     assert shown == [[0, pytest.approx(0.3)], [1, pytest.approx(0.3)]]
-    assert [bar.get_height() for bar in figures[-1].axes[3].patches][:2] == pytest.approx([0.3, 0.15])
+    assert [bar.get_height() for bar in figures[-1].axes[5].patches][:2] == pytest.approx([0.3, 0.15])
     for figure in figures:
         check_texts(figure)
     assert not recwarn.list  # as matplotlib's, where a long name leaves the curves no room
@@ -454,7 +436,7 @@ def test_a_run_that_only_evaluated_is_left_out(run, call):
     evaluated.mkdir()
     write_metrics(evaluated, [[0, 0.25]])
     write_metrics(run, [[0, 0.25], [1, 0.5]])  # a single step is enough
-    text = call(run, evaluated)
+    text = call(run, evaluated, draw=True)
     assert f"left out: {evaluated} has no step" in text and f"left out: {run} " not in text
     assert text.count("\n## ") == 4 and (run / "analysis" / "tables.md").read_text() in text
     for picture in ("learning.png", "credit.png"):
@@ -476,6 +458,14 @@ def change_metrics(run, old, new):
     file.write_text(file.read_text().replace(old, new, 1))
 
 
+def shift_tokens(run, by):
+    """Tokens of another tokenizer, with the checksum of the changed log, in the only run. (Python takes -1 for the last
+    one.)"""
+    change_log(run, "token", lambda x: x + np.int32(by))
+    write_metrics(run)
+    shutil.rmtree(run.parent / "m")
+
+
 @pytest.mark.parametrize("breaking, said", [
     (lambda run: (run / "metrics.csv").unlink(), "it has no metrics.csv"),
     (lambda run: (run / "config.json").unlink(), "it has no config.json"),
@@ -489,18 +479,11 @@ def change_metrics(run, old, new):
     (lambda run: (run / "config.json").write_text('{"settings": {}, "method": {}}'), "config.json has no inputs"),
     (lambda run: (run / "config.json").write_text(json.dumps(config("m"))), "seed 0 of another run"),
     (lambda run: (run / "final.json").write_text('{"step": 2, "heldout_success": 0.7}'), "final.json is not of"),
+    (lambda run: shift_tokens(run, 9999), "credit has tokens that .*tokenizer.json lacks"),
+    (lambda run: shift_tokens(run, -9999 - 400), "credit has tokens that .*tokenizer.json lacks"),
 ])
 def test_broken_runs_are_refused_in_one_sentence(run, breaking, said, call):
     other = make_run(run.parent / "m", 0.5, mitigation="m")
     breaking(run)
     with pytest.raises(SystemExit, match=f"^error: [^\n]*{said}[^\n]*$"):
         call(run, other)
-
-
-def test_tokens_of_another_tokenizer_are_refused_in_one_sentence(run, call):
-    """Guards against the name of another token: Python takes -1 for the last one."""
-    for shift in (9999, -9999 - 400):
-        change_log(run, "token", lambda x: x + np.int32(shift))
-        write_metrics(run)  # with the checksum of the changed log
-        with pytest.raises(SystemExit, match="^error: .*credit has tokens that .*tokenizer.json lacks$"):
-            call(run)

@@ -26,6 +26,7 @@ TOOLS = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}")
 TURN = "{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}"
 TEMPLATES = {
+    "chatml": CHATML,
     "llama": SYSTEM + "{{ bos_token }}{% if not date_string is defined %}"
         "{% set date_string = strftime_now('%d %b %Y') %}{% endif %}{{ '[H]system[/H]\n\n' }}"
         "{% if tools is not none %}{{ 'Tools: ' + tools | tojson }}{% endif %}"
@@ -61,6 +62,7 @@ TEMPLATES = {
         "{% else %}"
         "{{ loop.index0 ~ '[H]' + m.role + '[/H]' ~ m.content | length ~ ' ' + m.content | upper + '<|eot|>' }}"
         "{% endif %}{% endfor %}{{ '[H]assistant[/H]' if add_generation_prompt }}"}
+NAMES = [*TEMPLATES, "no template"]
 OTHERS = {"bos_token": "<s>", "eos_token": "<|eot|>", "pad_token": "[H]", "voice_token": "[/H]",
           "extra_special_tokens": {"turn_token": "</s>"}}
 TEXT = ' \n"2 + 3?"\t{{ bos_token }} é\u2028\n '
@@ -84,8 +86,11 @@ def folder(path, template):
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """The tokenizers of every template, transformers' and ours."""
-    return {name: folder(tmp_path_factory.mktemp("folder"), template) for name, template in TEMPLATES.items()}
+    """The tokenizers of every template, transformers' and ours; and one that writes ChatML without a template."""
+    found = {name: folder(tmp_path_factory.mktemp("folder"), template) for name, template in TEMPLATES.items()}
+    hf, ours = folder(tmp_path_factory.mktemp("folder"), CHATML)
+    ours.template = None
+    return found | {"no template": (hf, ours)}
 
 
 def user(content, role="user"):
@@ -108,7 +113,7 @@ REFUSED = {("rounds", "user"): "System first", ("mistral", "tools"): "Only user 
            ("gemma", "tools"): "Roles must alternate"}  # a line break in it is a space in ours
 
 
-@pytest.mark.parametrize("name, talk", [*itertools.product(TEMPLATES, TALKS)])
+@pytest.mark.parametrize("name, talk", [*itertools.product(NAMES, TALKS)])
 def test_prompts_are_those_of_transformers(name, talk, folders):
     """Guards against what a template does with content and is lost, variables that are undefined, and a new turn."""
     hf, ours = folders[name]
@@ -121,7 +126,7 @@ def test_prompts_are_those_of_transformers(name, talk, folders):
         assert chat_tokens(ours, TALKS[talk]) == ids_of(hf, TALKS[talk])
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("name", NAMES)
 def test_replies_are_what_transformers_writes_behind_a_turn(name, folders):
     """Guards against a reply to a dummy conversation: without the system message, or in the first round."""
     hf, ours = folders[name]
@@ -163,7 +168,7 @@ def test_a_reply_begins_behind_the_stop_token_that_was_sampled(template, role, s
 JOINED = "{% for m in messages %}{{ m.content | replace('~', '') }}{% endfor %}<|eot|>"
 
 
-@pytest.mark.parametrize("name", [*TEMPLATES, "joined"])
+@pytest.mark.parametrize("name", [*NAMES, "joined"])
 def test_a_control_token_in_foreign_text_stays_characters(name, folders, tmp_path):
     """Guards against a message that forges a turn, or two that do so together. transformers gives the text."""
     hf, ours = folders[name] if name in folders else folder(tmp_path, JOINED)
@@ -175,20 +180,6 @@ def test_a_control_token_in_foreign_text_stays_characters(name, folders, tmp_pat
         text = hf.apply_chat_template(talk, tokenize=False, add_generation_prompt=True, date_string="26 Jul 2024")
         assert hf.decode(chat_tokens(ours, talk)) == text.replace("<|eot|>\n", "<|eot|>")  # which the token swallows
         assert control(talk) == control([m | {"content": "x"} for m in talk])
-
-
-def test_a_policy_whose_task_returns_messages(tmp_path):
-    """Guards against a prompt or a reply by two ways, one for text and one for messages."""
-    made = {"messages": lambda content, start: [user(content)],
-            "text": lambda content, start: f"{start}<|im_start|>user\n{content}<|im_end|>\n<|im_start|>assistant\n"}
-    _, ours = folder(tmp_path, CHATML)
-    for ours.template in (CHATML, None):
-        tasks = [SimpleNamespace(prompt=lambda puzzle, chat, make=make: make("a", ""),
-                                 reply=lambda turns, puzzle, chat, make=make: make(turns[-1], "\n"))
-                 for make in made.values()]
-        tokens = ours.encode("b") + ours.end_tokens[:1] + ours.encode("c") + ours.end_tokens[:1]
-        found = [context(Policy(None, ours, task), "p", tokens) for task in tasks]
-        assert found[0] == found[1]
 
 
 def test_what_no_template_can_say_is_one_sentence(tmp_path, monkeypatch):

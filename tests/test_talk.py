@@ -2,6 +2,7 @@
 import builtins
 import re
 import sys
+from unittest import mock
 
 import pytest
 
@@ -17,14 +18,10 @@ def test_a_token_is_the_darker_the_less_sure():
     assert colours == ["223", "215", "208", "208"]
 
 
-@pytest.mark.parametrize("line", ("3 5 7 22", "[3, 5, 7] -> 22", '{"nums": [3, 5, 7], "target": 22}'))
-def test_a_puzzle_is_typed_as_it_is_shown_or_stored(line):
-    """Guards against a form that isn't read, and numbers in another order."""
-    assert countdown_task.show(talk.read_puzzle(countdown_task, line)) == "[3, 5, 7] -> 22"
-
-
-def test_a_task_reads_its_own_lines_and_a_wrong_one_is_a_sentence():
-    """Guards against Countdown's form asked of another task, and a puzzle without a solution."""
+def test_a_puzzle_is_typed_as_it_is_shown_or_stored_and_a_wrong_one_is_a_sentence():
+    """Guards against numbers in another order, Countdown's form asked of another task, and no solution."""
+    for line in ("3 5 7 22", "[3, 5, 7] -> 22", '{"nums": [3, 5, 7], "target": 22}'):
+        assert countdown_task.show(talk.read_puzzle(countdown_task, line)) == "[3, 5, 7] -> 22"
     puzzle = latin_task.load("heldout", 1)[0]
     assert talk.read_puzzle(latin_task, puzzle.id) == puzzle
     for line, said in (("1 1 1 500", r"\[1, 1, 1\] can't make 500"), ("-3 5 2", "expected .* whole numbers from 0 on"),
@@ -38,11 +35,7 @@ def test_a_task_reads_its_own_lines_and_a_wrong_one_is_a_sentence():
 
 def test_a_conversation(monkeypatch, capsys):
     """Guards against an end at the first bad line, a puzzle that is asked twice, and colours that change the text."""
-    lines = iter(["3 5 7 22", "nonsense", "", ""])
-    def typed(_):
-        if (line := next(lines, None)) is None:
-            raise EOFError
-        return line
+    typed = mock.Mock(side_effect=["3 5 7 22", "nonsense", "", "", EOFError])
     monkeypatch.setattr(builtins, "input", typed)
     monkeypatch.setattr(sys, "argv", ["talk", "--max_new_tokens", "100"])
     talk.main()
