@@ -63,6 +63,7 @@ def repr_of(value: object) -> object:
 def run(words: list[str], place: Path, largest_file: int, pipe: Connection) -> None:
     """What a process does: train.py, which may write no larger file, as on a full disk. It hands back what it says."""
     import train
+    assert "matplotlib" not in sys.modules  # it takes as long to import as a step of training
     os.chdir(place)
     resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
     sys.stdout, sys.argv = open(os.devnull, "w"), ["train.py", *words]

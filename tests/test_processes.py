@@ -33,7 +33,6 @@ from settings import Settings
 
 ROOT = Path(train.__file__).parent
 STEPS = {  # name: settings, and hyper-parameters of the credit function
-    "none": ({}, {}),
     "ppo": ({"mitigation": "ppo"}, {}),
     "dpo with KL": ({"mitigation": "dpo", "kl": 0.1}, {}),
     "LoRA with KL": ({"lora_rank": 2, "kl": 0.1}, {}),

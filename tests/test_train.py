@@ -221,10 +221,10 @@ def test_how_many_responses_are_evaluated_at_once_changes_nothing(monkeypatch):
     monkeypatch.setattr(train, "generate_and_grade", lambda *args, **options: (widths.append(len(args[2])),
                                                                                      sample(*args, **options))[1])
     wide = train.evaluate(policy, puzzles, 2, s)
-    greedy = train.evaluate(policy, GENERATE(40, "heldout"), 2, replace(s, eval_greedy=True))
+    greedy = train.evaluate(policy, GENERATE(12, "heldout"), 2, replace(s, eval_greedy=True))
     monkeypatch.setattr(launch, "EVALUATION_BYTES", 0)
     assert np.array_equal(wide, train.evaluate(policy, puzzles, 2, s))
-    assert widths == [18, 80, 4, 4, 4, 4, 2]
+    assert widths == [18, 24, 4, 4, 4, 4, 2]
     assert wide.shape == (9, 2) and (wide[:, 0] != wide[:, 1]).any()
     assert (greedy[:, 0] == greedy[:, 1]).all()
 
@@ -387,16 +387,15 @@ ANOTHER = "gives a response another number when others stand elsewhere"
     (Critic, "learn", lambda *_: {"a\nb": 1.0}, "names a column 'a\\\\nb'"),
     (Critic, "learn", lambda *_: {"low": "0.5"}, "learn of the head critic: low must be a number, not '0.5'"),
     (Critic, "learn", lambda *_: 0.5, "must return a dict of columns, or nothing, not float")])
-def test_a_mistake_is_seen_before_the_run_begins(place, name, stand_in, said, monkeypatch):
+def test_a_mistake_is_seen_before_the_run_begins(place, name, stand_in, said, everything, monkeypatch):
     """Also in a loss, which is not asked about responses without credit: in a trial step all have the same reward. And
     guards against a mean over the wrong axis, which equal rewards and a square step hide."""
     patch = monkeypatch.setitem if isinstance(place, dict) else monkeypatch.setattr
     patch(place, name, stand_in)
     s = Settings(questions=8)
-    policy = start.load_policy(s, countdown_task, ("critic",))
+    policy = everything[0]._replace(heads={"critic": everything[0].heads["critic"]}, reference=None)
     with pytest.raises((ValueError, FloatingPointError), match=said) if said else nullcontext():
-        start.try_step(policy, Optimizer(policy.model, 1e-3), GENERATE(4096, "train"), s, assigning("none", s),
-                       train.learn)
+        start.try_step(policy, everything[1], GENERATE(4096, "train"), s, assigning("none", s), train.learn)
 
 
 # ---------------------------------------------------------------------------------------------- kill and resume
@@ -417,13 +416,6 @@ def test_a_storm_changes_nothing(tmp_path):
         assert (place / "run").exists() == (room > 100)
     storm.expect([0], *storm.start("none", place))
     assert storm.contents(place) == storm.contents(tmp_path / "none")
-
-
-def test_what_ends_before_the_first_step_leaves_no_folder(tmp_path, monkeypatch, refusal):
-    """Ctrl-C, which test_processes.py sees in a shell later."""
-    monkeypatch.setattr(start, "try_step", Mock(side_effect=KeyboardInterrupt))
-    assert "interrupted before training began" in refusal(train, *TINY, "--out", tmp_path / "runs" / "r")
-    assert not [*tmp_path.iterdir()]
 
 
 def test_a_test_file_is_held_out_and_nothing_of_it_trained_on(tmp_path, capsys, refusal):
@@ -475,11 +467,6 @@ REVERSE = str(Path(__file__).parent / "reverse_task.py")
 OTHER_TASK = ["--task", REVERSE, "--model", BUNDLED]
 
 
-def returns(function, value, said):
-    """A row for what a task should not return."""
-    return (function, value), said
-
-
 @pytest.mark.parametrize("flags, said", [
     *((flags, flags[0]) for flags in (
         ["--answers", 1], ["--answers", 10**5], ["--beta1", 1.0], ["--clip_high", 1e308], ["--questions", 0],
@@ -493,18 +480,19 @@ def returns(function, value, said):
     ([*OTHER_TASK, "--task", "gone.py"], "no task file gone.py"), (["--task", "gone.py"], "no task file gone.py"),
     ([*OTHER_TASK, "--data", "gone.txt"], "no data file gone.txt"),  # which this task does not look for
     ([*OTHER_TASK, "--task", __file__], "has no function load"), ([*OTHER_TASK, "--model", ""], "has no model in"),
-    returns("grade", {"reward": math.nan, "answer": 1.0, "format": 1.0}, "reward must be a finite number, not nan"),
-    returns("grade", {"reward": 1.0, "answer": 2.0, "format": 1.0}, "answer and format must be from 0 to 1"),
-    returns("grade", 1.0, "must be an object with reward"),
-    returns("grade", {"reward": 1e39, "answer": 1, "format": 1}, "the reward 1e+39 is too large"),
-    returns("grade", {"reward": 1, "answer": 1, "format": 1, "why": "no"}, "why must be a number, not 'no'"),
-    returns("grade", {"reward": 1, "answer": 1, "format": 1, "loss": 0}, "the task's grade gives a column loss"),
-    returns("roles", 0, "roles must return two arrays"),
-    returns("roles", (np.full(1, 9), np.ones(1, bool)), "roles must return two"),
-    returns("prompt", None, "prompt must return text, not None"), returns("load", [], "has no puzzles to train on"),
-    returns("load", ["abc"], "puzzles without an id that is text, such as 'abc'"),
-    returns("load", [SimpleNamespace(id="abc")] * 4, "more than the 2 held-out puzzles asked for, or one twice"),
-    returns("load", [SimpleNamespace(id="abc")], "abc is held out, and trained on")], ids=str)
+    *(((function, value), said) for function, value, said in (  # what a task should not return
+        ("grade", {"reward": math.nan, "answer": 1.0, "format": 1.0}, "reward must be a finite number, not nan"),
+        ("grade", {"reward": 1.0, "answer": 2.0, "format": 1.0}, "answer and format must be from 0 to 1"),
+        ("grade", 1.0, "must be an object with reward"),
+        ("grade", {"reward": 1e39, "answer": 1, "format": 1}, "the reward 1e+39 is too large"),
+        ("grade", {"reward": 1, "answer": 1, "format": 1, "why": "no"}, "why must be a number, not 'no'"),
+        ("grade", {"reward": 1, "answer": 1, "format": 1, "loss": 0}, "the task's grade gives a column loss"),
+        ("roles", 0, "roles must return two arrays"),
+        ("roles", (np.full(1, 9), np.ones(1, bool)), "roles must return two"),
+        ("prompt", None, "prompt must return text, not None"), ("load", [], "has no puzzles to train on"),
+        ("load", ["abc"], "puzzles without an id that is text, such as 'abc'"),
+        ("load", [SimpleNamespace(id="abc")] * 4, "more than the 2 held-out puzzles asked for, or one twice"),
+        ("load", [SimpleNamespace(id="abc")], "abc is held out, and trained on")))], ids=str)
 def test_what_cannot_work_is_refused_in_one_sentence(flags, said, tmp_path, monkeypatch, refusal):
     """Guards against NaN that turns up later, roles that don't exist, and held-out puzzles that are trained on, too."""
     if isinstance(flags, tuple):
@@ -515,7 +503,12 @@ def test_what_cannot_work_is_refused_in_one_sentence(flags, said, tmp_path, monk
 
 
 def test_a_run_that_fails_ends_in_one_sentence(quick, tmp_path, monkeypatch, refusal):
-    """Credit that is infinite where the rehearsal does not look, a loss that diverges, and no memory."""
+    """Ctrl-C before the first step, credit that is infinite where the rehearsal does not look, a loss that diverges,
+    and no memory."""
+    with monkeypatch.context() as patch:
+        patch.setattr(start, "try_step", Mock(side_effect=KeyboardInterrupt))
+        assert "interrupted before training began" in refusal(train, *TINY, "--out", tmp_path / "runs" / "r")
+        assert not [*tmp_path.iterdir()]
     late = lambda batch: uniform(batch) / (batch.mask.shape[1] <= 8)
     logs = lambda batch: batch.log.update({"new": batch.entropy} if batch.mask.shape[1] > 8 else {}) or batch.logprob
     for function, said in (late, str(tmp_path / "late")), (logs, "batch.log has new in step 1, unlike in the trial"):
