@@ -57,9 +57,12 @@ def test_links_lead_to_a_file_or_a_heading(page):
 
 
 def test_files_of_the_tree_and_of_commands_exist():
+    """And have about as many lines as README says: a reader's own function may be among them."""
     tree = re.search(r"## The files.*?```\n(.*?)```", PAGES[ROOT / "README.md"], re.S)[1]
-    for name in re.findall(r"^([\w./-]+)  ", tree, re.M):
-        assert (ROOT / name).exists(), name
+    for name, lines in re.findall(r"^([\w./-]+) +([\d,]*)  ", tree, re.M):
+        files = [ROOT / name] if name.endswith(".py") else (ROOT / name).rglob("*.py")
+        found = sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files)
+        assert (ROOT / name).exists() and abs(found - int(lines.replace(",", "") or 0)) <= 0.1 * found, (name, found)
     assert any(c.startswith("pip install -r tests/requirements.txt") for c in COMMANDS)
     for command in COMMANDS:
         for name in re.findall(r"[\w/]+\.(?:py|txt)\b", command.replace("path/to/my_task.py", "")):
