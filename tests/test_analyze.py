@@ -162,13 +162,13 @@ def test_the_table_of_a_credit_functions_own_numbers(run, tokenizer):
 def test_errors_are_clustered_by_puzzle(run, tokenizer, monkeypatch):
     """Guards against tokens and responses to a puzzle that count as independent: filler is (1, 1) and (2, 2); a sign
     that hides a large t, and wrong limits."""
-    monkeypatch.setattr(report, "t_statistics", lambda *_: np.array([-3.5, 2, 0.5]))
+    monkeypatch.setattr(report, "t_statistics", lambda *_: np.array([-3.5, 2.5, 0.5]))
     table = credit_table(run, tokenizer, WHERE)
     assert row_of(table, "filler")["abs(contribution)"] == "1.500 ± 0.980"  # 1.96 * sqrt(2 * 2 * 1**2) / 4
     assert table.note.startswith("4 responses. ")
     assert "0.94 by contribution, 1.45 by gradient" in table.note  # filler / reasoning: 1 / 1.0625, .5 / .34375
     assert "at 3 positions" in table.note
-    assert "beyond 3 at 33.3%, within 1.5 at 33.3%; mean abs(t) 2.00." in table.note
+    assert "beyond 3 at 33.3%, within 1.5 at 33.3%; mean abs(t) 2.17." in table.note
 
 
 def test_top_tokens_are_counted_within_their_type(tokenizer):

@@ -143,14 +143,16 @@ LLAMA, TURN = {"tokenizer_class": "LlamaTokenizerFast", "add_bos_token": True}, 
     ({"bos_token": "<|im_start|>"}, CHATML, False),
     (LLAMA | {"bos_token": "<|b|>", "add_bos_token": False}, None, False),
     (LLAMA | {"bos_token": "<|b|>", "tokenizer_class": "PreTrainedTokenizerFast"}, None, False),
-    ({"bos_token": "<|b|>"}, None, True), ({"bos_token": "<|b|>"}, "{{ bos_token }}[INST]", False)], ids=str)
+    ({"bos_token": "<|b|>"}, None, True), ({}, None, True), ({"bos_token": "<|b|>"}, "{{ bos_token }}[INST]", False)],
+    ids=str)
 def test_prompts_begin_as_those_of_transformers(settings, template, first, tmp_path):
     """Guards against a model that is asked without its BOS, with two, or with an end token before the prompt. first:
     tokenizer.json begins texts with a BOS and ends them."""
     processor = processors.TemplateProcessing(single="<|b|> $A <|im_end|>" if first else "$A",
                                               special_tokens=[("<|b|>", NEW), ("<|im_end|>", IM_END)])
     build(tmp_path, (*ENDS, "<|im_start|>", "<|b|>"), lambda library: setattr(library, "post_processor", processor))
-    (tmp_path / CONFIG).write_text(json.dumps(settings | {"chat_template": template}))
+    if settings:  # without this file nothing says that the model is no chat model
+        (tmp_path / CONFIG).write_text(json.dumps(settings | {"chat_template": template}))
     # Version 5 of transformers reads add_bos_token as an argument alone, version 4 in the file, too, of a Llama.
     obeyed = {"add_bos_token": settings.get("add_bos_token")} if "Llama" in settings.get("tokenizer_class", "") else {}
     hf, ours = PreTrainedTokenizerFast.from_pretrained(tmp_path, **obeyed), Tokenizer(tmp_path)
