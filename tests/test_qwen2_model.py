@@ -114,7 +114,7 @@ GOOD = dict(model_type="qwen2", vocab_size=V, hidden_size=64, intermediate_size=
 BAD = {"vocab_size": [None, 0, 2.0, True, 2**40], "hidden_size": ["wide"], "num_attention_heads": [0, "8", 5],
        "num_key_value_heads": [0, 3], "head_dim": [7], "rms_norm_eps": [0, math.nan], "rope_theta": [10**400],
        "tie_word_embeddings": ["no"], "layer_types": [5, ["sliding_attention"]],
-       "rope_scaling": [{"type": "yarn"}, {"type": "llama3", "factor": 8.0}],
+       "rope_scaling": [{"type": "yarn"}, {"type": "llama3", "factor": 8.0}, LLAMA3 | {"high_freq_factor": 1.0}],
        "rope_parameters": [{"rope_theta": "x"}, {"rope_type": "yarn", "rope_theta": 1e6}, {"factor": 4.0},
                            {"partial_rotary_factor": 0.5}, {"full": {"rope_theta": 1.0}}, 5, {"rope_type": "llama3"},
                            {"rope_type": ["llama3"]}, {"rope_theta": -1.0}],
