@@ -158,26 +158,27 @@ class Converted(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x: Tensor, w: Tensor) -> Tensor:
+        """The product (n, outputs) of x (n, inputs) and w (outputs, inputs)."""
         ctx.save_for_backward(x, w)
-        rows = max(1, BLOCK // w.shape[1])
-        if len(w) <= rows:
+        ctx.rows = max(1, BLOCK // w.shape[1])  # of w in a block
+        if len(w) <= ctx.rows:
             return x @ w.to(x.dtype).T
         y = x.new_empty(len(x), len(w))
-        for part, block in zip(y.split(rows, dim=1), w.split(rows)):
+        for part, block in zip(y.split(ctx.rows, dim=1), w.split(ctx.rows)):
             part.copy_((block.to(x.dtype) @ x.T).T)  # a tenth faster, for many x, than x @ block.T
         return y
 
     @staticmethod
     def backward(ctx, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """The gradients of x (n, inputs) and w (outputs, inputs); None for one that needs none."""
         x, w = ctx.saved_tensors  # once: with --checkpoint_activations they are computed again when they are asked for
-        rows = max(1, BLOCK // w.shape[1])
         to_x, to_w = (torch.zeros_like(z) if asked else None for z, asked in zip((x, w), ctx.needs_input_grad))
-        for i in range(0, len(w), rows):
-            part, block = gradient[:, i : i + rows], w[i : i + rows]
+        for i in range(0, len(w), ctx.rows):
+            part, block = gradient[:, i : i + ctx.rows], w[i : i + ctx.rows]
             if to_x is not None:
                 to_x.addmm_(part, block.to(x.dtype))
             if to_w is not None:
-                to_w[i : i + rows] = part.T @ x
+                to_w[i : i + ctx.rows] = part.T @ x
         return to_x, to_w
 
 

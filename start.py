@@ -55,7 +55,8 @@ def start(arguments: list[str], usage: str, assign_credit: Callable, learn: Call
     folder = resume or Path(s.out or default_folder(s.mitigation, s.seed, differences))
     check(s)
     s = with_model(s)  # so that config.json names the folder
-    s, policy, training, heldout = prepare(s, hyper_parameters)
+    policy, training, heldout = prepare(s, hyper_parameters)
+    s = replace(s, arithmetic=str(policy.model.dtype).removeprefix("torch."))  # as it was found, for --resume
     mitigation = partial(method, **hyper_parameters)
     optimizer = Optimizer(policy.model, s.lr, (s.beta1, s.beta2), s.weight_decay, s.optimizer_device or None)
     columns, own = try_step(policy, optimizer, training, s, partial(assign_credit, mitigation=mitigation, s=s), learn)
@@ -101,17 +102,16 @@ def try_step(policy: Policy, optimizer: Optimizer, puzzles: list, s: Settings, a
     return row, {*batch.log}
 
 
-def prepare(s: Settings, hyper_parameters: dict) -> tuple[Settings, Policy, list, list]:
-    """The settings with --arithmetic, the policy, the puzzles to train on and those held out; all work together."""
+def prepare(s: Settings, hyper_parameters: dict) -> tuple[Policy, list, list]:
+    """The policy, and the puzzles to train on and those held out, once it is clear that they work together."""
     task = load_task(s.task)
     device = join(s.device)  # connects to the other processes of torchrun; each has its own GPU
-    s = replace(s, arithmetic=s.arithmetic or arithmetic_for(s.dtype, s.device))  # the same in all of them
     training, heldout = load_puzzles(task, s.eval_problems, s.data, s.eval_data)
     # In all processes:
     check_equal(asdict(s) | hyper_parameters | {"data": [puzzle.id for puzzle in training + heldout]})
     policy = load_policy(replace(s, device=device), task, required(s.mitigation, hyper_parameters))
     check_puzzles(policy, puzzles_of_run(training, s), heldout, s)
-    return s, policy, training, heldout
+    return policy, training, heldout
 
 
 def puzzles_of_run(training: list, s: Settings) -> list:
@@ -130,7 +130,8 @@ def load_policy(s: Settings, task: ModuleType | None = None, needs: tuple[str, .
     s, task = with_model(s), task or load_task(s.task)  # `start` has done both; the laboratory calls this alone
     model, tokenizer = load_model(s.model, s.device, getattr(torch, s.dtype)), Tokenizer(s.model)
     model.temperature = s.temperature
-    model.arithmetic = getattr(torch, s.arithmetic or arithmetic_for(s.dtype, s.device))
+    arithmetic = s.arithmetic or arithmetic_for(s.dtype, s.device)
+    model.arithmetic = getattr(torch, arithmetic) if arithmetic != s.dtype else None  # then .double() changes both
     model.real_vocab = tokenizer.size  # the embedding may have more rows than there are tokens; they are never sampled
     model.checkpoint_activations = s.checkpoint_activations
     if s.lora_rank:

@@ -1,4 +1,4 @@
-"""Tests of weights that are stored in bfloat16 and multiplied in float32. The oracle is float64 with the same weights."""
+"""Tests of weights stored in bfloat16 and multiplied in float32. The oracle is float64 with the same weights."""
 from dataclasses import replace
 
 import pytest

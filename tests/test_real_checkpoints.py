@@ -1,7 +1,7 @@
 """Tests with the shapes of published checkpoints: Qwen2.5-0.5B, Qwen3-0.6B and SmolLM2-135M, without a download.
 
-transformers writes random checkpoints with the published config.json, but for the numbers of layers and tokens, and reads what we
-make of them.
+transformers writes random checkpoints with the published config.json, but for the numbers of layers and tokens, and
+reads what we make of them.
 """
 import json
 import re

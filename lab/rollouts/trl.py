@@ -99,7 +99,7 @@ def sampled(folder: Path) -> tuple[TokenBatch, list[Policy]]:
     policies = []
     for i in range(3):  # the third one is the reference
         policy = load_policy(replace(parse_flags([])[0], model=str(BUNDLED)))
-        policy.model.double().arithmetic = torch.float64
+        policy.model.double()
         generator = torch.Generator().manual_seed(i)
         for weight in policy.model.parameters() if i else ():
             weight.data += 0.05 * weight.std() * torch.randn(weight.shape, generator=generator)
