@@ -42,11 +42,6 @@ NOTE = ("Success in percent, at the end and averaged over training (area), ± ha
         "cost: until the arm that spent less ended. Cost: weighted tokens, the first arm's = 1.")
 
 
-def success(run: Path) -> dict[float, float]:
-    """Held-out success of a run by step."""
-    return dict(zip(*(column.tolist() for column in heldout(read_metrics(run))[:2])))
-
-
 class Room(NamedTuple):
     """What a room trains."""
 
@@ -57,7 +52,6 @@ class Room(NamedTuple):
     version: int = 3  # of a new row. Raise it when a change alters what runs give: no contrast spans two versions
     least: int = 2  # seeds that all arms must have before there are tables
     program: str = "train.py"
-    measure: Callable[[Path], dict[float, float]] = success  # of a finished run, by step
 
     def runs(self) -> list["Experiment"]:
         """All runs, in order."""
@@ -150,7 +144,8 @@ def make_row(e: Experiment) -> dict:
     """The row of a finished run; ValueError for one with other settings, as after a trial."""
     require(read_config(e.folder)["command"].partition(" --")[2] == e.command.partition(" --")[2],
             f"{e.folder} was made by another command than this room's: move it away")
-    curve, metrics = e.room.measure(e.folder), read_metrics(e.folder)
+    metrics = read_metrics(e.folder)
+    curve = dict(zip(*(column.tolist() for column in heldout(metrics)[:2])))
     cost = np.nancumsum(sum(weight * metrics[name] for name, weight in COSTS.items()))  # (steps + 1,) NaN at the start
     steps, values = list(curve), list(curve.values())
     figures = {"steps": steps[-1], "area": np.trapezoid(values, steps) / np.ptp(steps), "start": values[0],
@@ -175,7 +170,7 @@ def take_over(e: Experiment, code: int) -> str:
         if not is_finished(e.folder):
             lines = e.log.read_text(encoding="utf-8", errors="replace").splitlines() or ["nothing"]
             return f"ended with code {code}, and its last line was: {lines[-1]}"
-        row = make_row(e)  # before the lock: it may measure for minutes
+        row = make_row(e)
         with (e.folder.parent / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # another process may be writing the rows
             if e.folder.name not in (rows := e.room.rows()):

@@ -1,7 +1,7 @@
 """Fill the pages of docs/, lab/ and findings/: tables from the rooms, methods.md from the credit functions' docstrings,
 and the table of findings/README.md from its scripts' first lines.
 
-    python -m lab.turns.run --tables      a room's tables, from its rows
+    python -m lab.NAME.run --tables       a room's tables, from its rows
     python -m lab.pages                   then the pages
 
 A page says where a table comes from, with the columns and, if not all, the rows that it shows:

@@ -159,9 +159,11 @@ def test_the_table_of_a_room_by_hand(room, monkeypatch):
     assert table[3] == ["RLOO", "2", "20.5 ± 6.4", "20.5 ± 6.4", "", "", "1.00"]
 
 
-def test_what_cannot_be_compared_is_refused_in_one_sentence(room):
+def test_what_cannot_be_compared_is_refused_in_one_sentence(room, monkeypatch):
     """Guards against a table of one seed, a contrast across versions, and a traceback, or a run with the figures of
-    another one, after a merge conflict."""
+    another one, after a merge conflict; and a room that trains no run at a time."""
+    monkeypatch.setattr(sys, "argv", ["run.py", "--processes", "0"])
+    assert "--processes must be" in refused(arms.main, room, "")
     rows = rows_of(room)
     write(room, rows[:3])
     with pytest.raises(ValueError, match="^1 seeds have all arms, and tables wait for 2[^\n]*$"):
@@ -199,8 +201,6 @@ def test_a_room_is_trained_and_its_rows_say_what_the_runs_gave(room, capsys):
     assert figures["area"] == pytest.approx((start + end) / 2)
     assert figures["tokens_updated"] == np.nansum(metrics["tokens_updated"])
     assert figures["seconds"] == pytest.approx(np.nansum(metrics["seconds"]), rel=1e-6)
-    peak = e._replace(room=room._replace(measure=lambda _: {0: 0.0, 1: 0.6, 2: 0.0}))
-    assert arms.make_row(peak)["area"] == "0.3"
     assert not any((e.folder / name).exists() for name in ("credit", "state.pt"))
     assert (e.folder / "checkpoint" / "model.safetensors").is_file()
     assert arms.take_over(e, 0) == "" and [file.name for file in room.folder.iterdir()] == ["runs.csv"]

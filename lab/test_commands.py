@@ -16,7 +16,7 @@ from lab.gradients import measure as gradients
 from lab.original import roles
 from lab.speed import benchmark, contestants
 from lab.truth import checks, measure as ground_truth
-from lab.turns import run as turns, values
+from lab.turns import values
 from tasks import guess_task
 from tests.test_pages import ROOT
 
@@ -29,7 +29,6 @@ REFUSED = {
                    ("--questions 1", "--questions must be"), ("--rollouts 0", "--rollouts must be"),
                    ("--answers 1", "--answers 1 leaves no group"), ("--roll 8", "--roll"),
                    ("--max_new_tokens 1000000", "--max_new"), ("--device foo", "--device")],
-    turns: [("--processes 0", "--processes"), ("--table", "--table")],
 }
 
 
@@ -47,7 +46,7 @@ def test_a_wrong_command_is_refused_in_one_sentence(program, words, said, refusa
 TESTED = {"gradients.measure", "original.roles", "original.undetached", "real.weights", "redo", "rollouts",
           "rollouts.trl", "truth.measure", "truth.score"}  # where their own tests call them
 SMALL = {  # the other commands, with their words, and what makes them cheap
-    pages: ("", {}), turns: ("--tables", {}), values: ("", {}),
+    pages: ("", {}), values: ("", {}),
     benchmark: ("--out {}/out.md", {"WARM_UPS": 0, "ROUNDS": 1, "FIXED": {"x 4 tokens": {"limit": 4, "fixed": True}},
                                     "start": lambda kind, *_, **__: contextlib.nullcontext(kind)}),
     checks: ("", {"SPLITS": 1, "FILES": {"toy": checks.FILES["countdown-tiny"]}})}
@@ -55,7 +54,7 @@ SMALL = {  # the other commands, with their words, and what makes them cheap
 
 @pytest.mark.parametrize("program", SMALL, ids=lambda program: program.__name__.removeprefix("lab."))
 def test_a_command_of_the_pages_runs(program, tmp_path, monkeypatch, capsys):
-    """Guards against a program that dies on what the book has become; and a table that its rows no longer give."""
+    """Guards against a program that dies on what the book has become."""
     words, smaller = SMALL[program]
     written = {}
     monkeypatch.setattr(Path, "write_text", lambda file, text, **_: written.update({file: text}) or len(text))
@@ -77,9 +76,8 @@ def test_a_command_of_the_pages_runs(program, tmp_path, monkeypatch, capsys):
         monkeypatch.setattr(program, name, value)
     monkeypatch.setattr(sys, "argv", ["program.py", *words.format(tmp_path).split()])
     program.main()
-    if program in (pages, turns):
+    if program is pages:
         assert written and all(file.read_text(encoding="utf-8") == text for file, text in written.items())
-        assert program is pages or " nan" not in "".join(written.values())
     elif program is benchmark:  # of 12 puzzles, 8 responses, 4 tokens
         assert re.search(r"384 tokens/s \| +transformers' generate: 384 \| +1.00 ", written[tmp_path / "out.md"])
     else:

@@ -58,21 +58,20 @@ def student(freedom: float) -> tuple[np.ndarray, np.ndarray]:
     return math.sqrt(freedom) * np.tan(a), 1 - below / below[-1]
 
 
-def t_estimate(*samples: np.ndarray, weights: tuple[float, ...] = (1, -1), outside: float = 0.05) -> Estimate:
-    """The mean of a sample (n,) of independent values, such as one per seed; of two, the first's minus the second's; in
-    general the sum of weights * means; with its interval, `outside` of which lies that probability, and its p. With v =
-    weight^2 var / n of each sample, t = sum / sqrt(sum v) has about (sum v)^2 / sum(v^2 / (n - 1)) degrees of freedom:
-    Welch (1947), for samples that differ in variance."""
+def t_estimate(*samples: np.ndarray) -> Estimate:
+    """The mean of a sample (n,) of independent values, such as one per seed, or that minus the mean of a second one;
+    with its 95% interval and its p. With v = var / n of each, t = value / sqrt(sum v) has about (sum v)^2 / sum(v^2 /
+    (n - 1)) degrees of freedom: Welch (1947), for samples that differ in variance."""
     counts = [len(x) for x in samples]
-    value = float(sum(weight * np.mean(x) for weight, x in zip(weights, samples))) if all(counts) else float("nan")
+    value = float(np.subtract.reduce([np.mean(x) for x in samples])) if all(counts) else float("nan")
     if min(counts) < 2:
         return Estimate(value)
-    v = [weight**2 * np.var(x, ddof=1) / len(x) for weight, x in zip(weights, samples)]
+    v = [np.var(x, ddof=1) / len(x) for x in samples]
     if sum(v) == 0:
         return Estimate(value, value, value, float(value == 0))
     freedom, error = sum(v) ** 2 / sum(part**2 / (n - 1) for part, n in zip(v, counts)), math.sqrt(sum(v))
     t, further = student(freedom)
-    half = float(np.interp(-outside, -further, t)) * error
+    half = float(np.interp(-0.05, -further, t)) * error
     return Estimate(value, value - half, value + half, float(np.interp(abs(value) / error, t, further)))
 
 
