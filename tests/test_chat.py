@@ -9,7 +9,7 @@ from jinja2 import TemplateError
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
-from plumbing.chat import chat_tokens, compiler
+from plumbing.chat import MARK, chat_tokens, compiler
 from plumbing.tokenizer import Tokenizer
 from rollout import Policy
 from tests.test_tokenizer import CHATML as TURNS
@@ -131,9 +131,9 @@ def test_replies_are_what_transformers_writes_behind_a_turn(name, folders):
     """Guards against a reply to a dummy conversation: without the system message, or in the first round."""
     hf, ours = folders[name]
     turns, stop = ["5", "x = 5"], [hf.eos_token_id]
-    told = [[user(" And 3 * 4?")], [user("Go on"), user("So", "assistant")]]
+    told = [[user(f" And 3 * 4? {MARK}")], [user("Go on"), user("So", "assistant")]]
     if name in ("llama", "qwen2.5", "qwen3", "phi", "rounds"):
-        told[0] = [TOLD, TOLD, user("Are you sure?")]
+        told[0] = [TOLD, TOLD, user(f"Are you sure? {MARK}")]
     policy = Policy(None, ours, SimpleNamespace(prompt=lambda puzzle, chat: [BRIEF, ASKED],
                                                 reply=lambda turns, puzzle, chat: told[len(turns) - 1]))
     tokens = [token for turn in turns for token in ours.encode(turn) + stop]

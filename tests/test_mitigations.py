@@ -690,6 +690,7 @@ def test_share_keeps_as_many_responses_as_are_right():
         kept = credit[:, 0] != 0
         assert kept.sum() == 4 and torch.equal(credit[kept, 0], 5 / 4 * advantage[kept])  # 5 may be kept, 4 are right
         found.append(credit[:, 0])
+    check(share(make_batch([1, 2], [1.0, 0.0], success=torch.ones(2))), [[1], [0, 0]])  # more are right than can teach
     error = 6 * advantage.abs() * (1 / 4 / 300) ** 0.5  # a response counts 5 / 4 times or not at all: variance 1 / 4
     assert ((torch.stack(found).mean(0) - advantage).abs() <= error).all()
 

@@ -112,7 +112,7 @@ def test_a_key_means_what_it_means_to_transformers_also_when_it_is_absent(family
 GOOD = dict(model_type="qwen2", vocab_size=V, hidden_size=64, intermediate_size=40, num_hidden_layers=2,
             num_attention_heads=8, num_key_value_heads=2)
 BAD = {"vocab_size": [None, 0, 2.0, True, 2**40], "hidden_size": ["wide"], "num_attention_heads": [0, "8", 5],
-       "num_key_value_heads": [0, 3], "head_dim": [7], "rms_norm_eps": [0, math.nan], "rope_theta": [10**400],
+       "num_key_value_heads": [0, 3], "head_dim": [7], "rms_norm_eps": [0, math.nan, True], "rope_theta": [10**400],
        "tie_word_embeddings": ["no"], "layer_types": [5, ["sliding_attention"]],
        "rope_scaling": [{"type": "yarn"}, {"type": "llama3", "factor": 8.0}, LLAMA3 | {"high_freq_factor": 1.0}],
        "rope_parameters": [{"rope_theta": "x"}, {"rope_type": "yarn", "rope_theta": 1e6}, {"factor": 4.0},

@@ -220,7 +220,7 @@ def lines(*answers):
                                        "####   8  ").replace(b"\n", b"\r\n"), [7, 500, 1234.5, -0.75, 12, 8]),
     ("a.jsonl", lines(7, 7.5, "$7", "7 apples", "\\boxed{7}", "7 #### 8", "#### 1 #### 2"), [7, 7.5, 7, 7, 7, 8, 2]),
     ("a.jsonl", b"\n" + lines("1") + b"\r\n \r\n", [1]), ("a.jsonl.gz", gzip.compress(lines("1", "2")), [1, 2]),
-    ("a.json", json.dumps(rows(1, "2"), indent=1).encode(), [1, 2]), ("a.json", lines(3, 4), [3, 4]),
+    ("a.json", f"\n{json.dumps(rows(1, '2'), indent=1)}".encode(), [1, 2]), ("a.json", lines(3, 4), [3, 4]),
     ("a.csv", b'\xef\xbb\xbfid,question,answer\r\n1,Q0,7\r\n2,"Q1","so\r\n#### 1,000"\r\n', [7, 1000]),
     ("a.jsonl", '{"question": "Q0\u2028?\\u0000", "answer": 1}'.encode(), [1]),
     ("a.jsonl", lines(1) + b"\n" + lines(1), [1]),

@@ -68,8 +68,9 @@ def test_special_tokens_say_what_ends_a_response_and_whether_it_is_a_chat_model(
     assert (chat.chat, chat.size, chat.end_tokens, chat.start) == (True, len(TOKENS) + 4, ends, [])
     assert (plain.chat, plain.size, plain.end_tokens) == (False, len(TOKENS) + 1, [len(TOKENS)])
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": len(TOKENS)}))
-    named = Tokenizer(build(tmp_path, special=("<|eot_id|>",)))
+    named = Tokenizer(build(tmp_path, special=("<|eot_id|>", "<|eot_id|>s")))  # the first begins the second
     assert named.end_tokens == [len(TOKENS)] and named.decode([ord("a"), len(TOKENS)])[0] == "a"
+    assert named.encode("<|eot_id|>s") == [len(TOKENS) + 1]
 
 
 IM_END, ENDOFTEXT, IM_START = range(len(TOKENS), len(TOKENS) + 3)

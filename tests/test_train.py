@@ -162,16 +162,19 @@ def test_every_flag_reaches_the_update(quick, tmp_path, monkeypatch):
 
 def test_the_log_holds_the_credit_that_the_flags_ask_for(quick, tmp_path):
     method = ["--mitigation", "outcome_conditional", "--think_discount", 0.25, "--normalize", "none"]
-    flags = [*method, "--advantage", "dr_grpo", "--skip_unfinished", "--max_new_tokens", 75]
+    flags = [*method, "--advantage", "dr_grpo", "--shaping", "overlong", "--skip_unfinished", "--max_new_tokens", 75]
     run(*SMALL, "--steps", 1, *flags, "--out", tmp_path / "r")
     log = credit_log(tmp_path / "r")
+    lengths = np.bincount(log["response"])[log["response"]]
+    shaped = log["reward"] - 0.1 * np.maximum(5 * lengths / 75 - 4, 0)  # of each token's response
     for response in range(12):
         here = {name: column[log["response"] == response] for name, column in log.items()}
         ended = here["token"][-1] in Tokenizer(BUNDLED).end_tokens
         weight = np.where((here["in_answer"] == 1) | ~here["in_answer"].any(), 1, 0.25) * ended
         np.testing.assert_allclose(here["credit"], here["advantage"] * weight, rtol=1e-5)
-        group = log["reward"][(log["group"] == response // 4) & (log["position"] == 0)]
-        np.testing.assert_allclose(here["advantage"], here["reward"] - group.mean(), atol=1e-6)
+        first = (log["group"] == response // 4) & (log["position"] == 0)
+        deviation = shaped[log["response"] == response] - shaped[first].mean()
+        np.testing.assert_allclose(here["advantage"], deviation, atol=1e-6)
     taught = log["advantage"] != 0
     assert set(log["credit"][taught] / log["advantage"][taught]) == {0, 0.25, 1}
 
