@@ -1,8 +1,4 @@
 """The laboratory's commands: each of its pages runs, and one that cannot work is refused in one sentence at once."""
-import contextlib
-import functools
-import io
-import json
 import re
 import sys
 from pathlib import Path
@@ -14,7 +10,7 @@ import analyze
 from lab import arms, heads, pages, redo, statistics
 from lab.gradients import measure as gradients
 from lab.original import roles
-from lab.speed import benchmark, contestants
+from lab.speed import benchmark
 from lab.truth import checks, measure as ground_truth
 from lab.turns import values
 from tasks import guess_task
@@ -47,8 +43,8 @@ TESTED = {"gradients.measure", "original.roles", "original.undetached", "real.we
           "rollouts.trl", "truth.measure", "truth.score"}  # where their own tests call them
 SMALL = {  # the other commands, with their words, and what makes them cheap
     pages: ("", {}), values: ("", {}),
-    benchmark: ("--out {}/out.md", {"WARM_UPS": 0, "ROUNDS": 1, "FIXED": {"x 4 tokens": {"limit": 4, "fixed": True}},
-                                    "start": lambda kind, *_, **__: contextlib.nullcontext(kind)}),
+    benchmark: ("--out {}/out.md", {"WARM_UPS": 0, "ROUNDS": 1, "CASES": {"4 tokens": (4, True), "real": (6, False)},
+                                    "rate": lambda work, *case: work(*case)}),
     checks: ("", {"SPLITS": 1, "FILES": {"toy": checks.FILES["countdown-tiny"]}})}
 
 
@@ -61,25 +57,14 @@ def test_a_command_of_the_pages_runs(program, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(Figure, "savefig", lambda *_: None)
     monkeypatch.setattr(guess_task, "GUESSES", 2)
     monkeypatch.setattr(statistics, "RESAMPLES", 100 if program is checks else statistics.RESAMPLES)
-    monkeypatch.setitem(benchmark.REAL["real lengths"], "limit", 6)
-    for name in ("ours", "theirs"):
-        monkeypatch.setattr(contestants, name, functools.cache(getattr(contestants, name)))  # loads its model once
-
-    def turn(name, process, case, seed):
-        """A contestant in this process; its rate is how many tokens it sampled."""
-        monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps(case | {"seed": seed})))
-        contestants.work(process)
-        return json.loads(capsys.readouterr().out.splitlines()[-1])[0]
-
-    monkeypatch.setattr(benchmark, "turn", turn)
     for name, value in smaller.items():
         monkeypatch.setattr(program, name, value)
     monkeypatch.setattr(sys, "argv", ["program.py", *words.format(tmp_path).split()])
     program.main()
     if program is pages:
         assert written and all(file.read_text(encoding="utf-8") == text for file, text in written.items())
-    elif program is benchmark:  # of 12 puzzles, 8 responses, 4 tokens
-        assert re.search(r"384 tokens/s \| +transformers' generate: 384 \| +1.00 ", written[tmp_path / "out.md"])
+    elif program is benchmark:
+        assert re.search(r"4 tokens \| +384 \| +384 \| +1.00 ", written[tmp_path / "out.md"])  # of 12 x 8 responses
     else:
         assert written or program is values and "V(prompt)" in capsys.readouterr().out
 
