@@ -16,7 +16,7 @@ from itertools import groupby, takewhile
 from pathlib import Path
 from time import perf_counter
 from types import SimpleNamespace
-from typing import Any, Iterable, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ from grpo import ADVANTAGES, compare
 from methods import MITIGATIONS
 from plumbing import run_folder
 from plumbing.files import read_json
-from plumbing.flags import check_device, check_range, methods_help, new_parser, parse_with
+from plumbing.flags import check_range, methods_help, new_parser, parse_with
 from plumbing.metrics import number, step_columns, write_credit_log
 from plumbing.progress import fail, follow, one_sentence
 from plumbing.registry import required
@@ -225,10 +225,10 @@ def load_weights(folder: Path, options: Options | Settings) -> Qwen2:
     return model
 
 
-def checkpoints(folder: Path) -> dict[int, Path]:
-    """The checkpoints in a trainer's output folder by their steps, in order; none in a model's folder."""
-    steps = {path.name.removeprefix("checkpoint-"): path for path in folder.glob("checkpoint-*")}
-    return {int(step): steps[step] for step in sorted(filter(str.isdigit, steps), key=int)}
+def checkpoints(model: str) -> dict[float, Path]:
+    """The checkpoints in a trainer's output folder by their steps, in order; of a model's folder the folder itself."""
+    found = {path.name.removeprefix("checkpoint-"): path for path in Path(model).glob("checkpoint-*")}
+    return {int(n): found[n] for n in sorted(filter(str.isdigit, found), key=int)} or {-math.inf: Path(model)}
 
 
 def check_options(files: list[Path], options: Options, hyper_parameters: dict) -> None:
@@ -239,7 +239,6 @@ def check_options(files: list[Path], options: Options, hyper_parameters: dict) -
         raise ValueError(f"{options.out} exists: remove it, or choose another --out")
     check_range(options, ("micro_batch",), lowest=1)
     check_range(options, ("temperature",), lowest=1e-6)
-    check_device(options.device)
     if missing := [need for need in required(options.mitigation, hyper_parameters) if not hasattr(TASK, need)]:
         raise ValueError(f"--mitigation {options.mitigation} needs {missing[0]}, which rollouts of a file don't have")
     if not options.model:
@@ -256,16 +255,6 @@ def settings_of(options: Options, files: list[Path], folder: Path, rollouts: lis
     given = {name: value for name, value in asdict(options).items() if name != "model"}
     return Settings(**given, model=str(folder), data=str(files[0]), task="rollouts", steps=len(sizes), answers=G,
                     max_new_tokens=length)
-
-
-def checkpoint_of_steps(steps: Iterable[int], model: str) -> dict[int, Path]:
-    """For each step the folder of the model that sampled it: --model, or its newest checkpoint before the step. Without
-    those steps that have none; ValueError where no step has one."""
-    folders = checkpoints(Path(model)) or {-math.inf: Path(model)}
-    taken = {step: folders[max(n for n in folders if n < step)] for step in steps if step > min(folders)}
-    if not taken:
-        raise ValueError(f"{model} has no checkpoint before step {max(steps)}: save the start model as checkpoint-0")
-    return taken
 
 
 def give_credit(rollouts: list[Rollout], middle: float, folders: dict[int, Path], policy: Reader, s: Settings,
@@ -294,20 +283,24 @@ def give_credit(rollouts: list[Rollout], middle: float, folders: dict[int, Path]
 def convert(files: list[Path], options: Options, hyper_parameters: dict) -> None:
     """Read the rollouts, give credit, write the run folder, and say what was done."""
     check_options(files, options, hyper_parameters)
-    folder = next(iter(checkpoints(Path(options.model)).values()), Path(options.model))
+    saved = checkpoints(options.model)
+    folder = min(saved.items())[1]
     model, tokenizer = load_weights(folder, options), Tokenizer(folder)
     found = read_rollouts(files, tokenizer, model.config.max_position_embeddings)
     if options.advantage == "theirs" and found[0].advantage is None:
         options = replace(options, advantage="grpo")
     grouped, G = in_groups(found, options.advantage != "theirs")
-    folders = checkpoint_of_steps(sorted({rollout.step for rollout in grouped}), options.model)
-    rollouts = [rollout for rollout in grouped if rollout.step in folders]
-    rewards, others, early = [r.reward for r in rollouts], len(found) - len(grouped), len(grouped) - len(rollouts)
-    middle = (min(rewards) + max(rewards)) / 2
+    rollouts = [rollout for rollout in grouped if rollout.step > min(saved)]
+    if not rollouts:
+        raise ValueError(f"{options.model} has no checkpoint before step {grouped[-1].step}: save the start model as "
+                         "checkpoint-0")
+    folders = {r.step: saved[max(n for n in saved if n < r.step)] for r in rollouts}
+    others, early = len(found) - len(grouped), len(grouped) - len(rollouts)
+    middle = (min(r.reward for r in rollouts) + max(r.reward for r in rollouts)) / 2
     s = settings_of(options, files, folder, rollouts, G)
     known = give_credit(rollouts, middle, folders, Reader(model, tokenizer, TASK), s, hyper_parameters)
     taken = ", ".join(f"{step} by {taken.name}" for step, taken in folders.items())
-    said = [f"read {', '.join(map(str, files[:3]))}" + f" and {len(files) - 3} more" * (len(files) > 3),
+    said = [f"read {', '.join(map(str, files))}",
             f"{len(rollouts):,} responses, {G} to a prompt, in {s.steps} steps; advantage: "
             f"{'ours, ' * (s.advantage != 'theirs')}{s.advantage}; a reward above {middle:g} counts as success",
             *[f"each step was read by the newest checkpoint before it: {taken}"] * (folder != Path(options.model)),

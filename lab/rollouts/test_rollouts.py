@@ -36,10 +36,11 @@ def write(file, rows):
     return file
 
 
-def read(run, rows, *flags, model=BUNDLED):
-    """What the command makes of rows, or of a file: the credit log of each step, metrics.csv and what it said."""
+def read(run, rows, *words, model=BUNDLED):
+    """What the command makes of rows, or of a file: the credit log of each step, metrics.csv and what it said. words:
+    more files, then flags."""
     file = rows if isinstance(rows, Path) else write(run.with_suffix(".jsonl"), rows)
-    sys.argv = ["lab.rollouts", *map(str, (file, "--model", model, "--out", run, *flags))]
+    sys.argv = ["lab.rollouts", *map(str, (file, *words, "--model", model, "--out", run))]
     program.main()
     metrics = read_metrics(run)
     return read_credit(run, metrics), metrics, (run / "rollouts.txt").read_text()
@@ -146,7 +147,9 @@ def test_ids_give_what_the_sampler_recorded(sampled, tmp_path, capsys):
     """Guards against a credit of rows in another order, and another advantage than the one asked for."""
     batch, rows = sampled
     shuffled = [rows[i] for i in (0, 5, 4, 1, 9, 8, 2, 3, 6, 7, 11, 10)]
-    (log,), metrics, said = read(tmp_path / "r", shuffled, "--mitigation", "prefix_tree", "--advantage", "rloo")
+    more = write(tmp_path / "more", shuffled[5:])  # of another process
+    flags = "--mitigation", "prefix_tree", "--advantage", "rloo"
+    (log,), metrics, said = read(tmp_path / "r", shuffled[:5], more, *flags)
     order = [0, 1, 2, 3, 5, 4, 6, 7, 9, 8, 11, 10]  # by group, each in the order of the file
     rows_of = lambda x: torch.cat([x[i][batch.mask[i]] for i in order]).numpy()
     for name in ("tokens", "logprob", "entropy", "logit_grad", "role"):
@@ -171,8 +174,9 @@ def test_groups_of_another_size_are_left_out_aloud(sampled, tmp_path):
     named = [row | {"group": i % 2, "advantage": float(i)} for i, row in enumerate(sampled[1][:8])]
     (log,), _, said = read(tmp_path / "b", named)
     assert log["advantage"][log["position"] == 0].tolist() == [0, 2, 1, 3, 4, 6, 5, 7] and log["group"].max() == 3
-    rows = [row | {"advantage": 1.0} for row in sampled[1]]
-    _, _, said = read(tmp_path / "c", [row | {"step": i // 3} for i, row in enumerate(rows[::4] + rows[:2])])
+    mixed = [row | {"step": i // 3} for i, row in enumerate(sampled[1][::4] + sampled[1][:2])]
+    assert "3 rollouts were left out: their groups are not of 2, " in read(tmp_path / "c", mixed)[2]
+    _, _, said = read(tmp_path / "d", [row | {"advantage": 1.0} for row in mixed])
     assert "2 rollouts were left out: their groups are not of 1, " in said
 
 
@@ -194,7 +198,8 @@ def test_each_step_is_read_by_its_checkpoint(sampled, tmp_path, refusal):
         for file in BUNDLED.glob("tokenizer*"):
             shutil.copy(file, output / f"checkpoint-{step}")
     rows = [row | {"step": (1, 3, 4, 11)[i // 4]} for i, row in enumerate(rows[8:] + rows)]
-    logs, metrics, said = read(tmp_path / "r", rows, model=output)
+    more = write(tmp_path / "more", rows[4:8] + rows[12:])
+    logs, metrics, said = read(tmp_path / "r", rows[:4] + rows[8:12], more, model=output)
     assert metrics["their_step"][1:].tolist() == [3, 4, 11]
     assert "4 rollouts were left out: there is no checkpoint" in said
     assert "3 by checkpoint-1, 4 by checkpoint-3, 11 by checkpoint-10" in said
@@ -234,13 +239,14 @@ def test_log_p_tells_who_wrote(sharper, tokens, said):
     ({"reward": None}, "it has no reward; its fields: 'prompt_ids', 'completion_ids'"),
     ({"reward": float("nan")}, "its reward must be a finite number"), ({"reward": [1]}, "its reward must be a number"),
     ({"advantage": "1"}, "its advantage must be a number"), ({"step": 10.45}, "must be a whole number, not 10.45"),
-    ("", "name the files"), ("\n", "holds no rollout"), ('{"prompt": "a"', "line 1: "), ("\0", "line 1"),
+    ("", "name the files"), ("\n", "holds no rollout"), ('{"prompt": "a"', "line 1: "),
     ("[1, 2]", "row 1: it is no object"), ("--out {0}", "exists: remove it, or choose"),
     ("{0}/gone", "there is no file"), ("{0}/good {0}/good", "twice"), ("{0}/mixed", "some rows have an advantage"),
     ("{0}/two", "line 25: step 1 comes after step 2: two runs in one file?"), ("--temperature 0", "--temperature"),
-    ("--mitigation ppo", "needs critic"), ("--mitigation dpo", "needs reference"), ("--dtype int8", "bfloat16"),
-    ("--mitigation vineppo", "have no grader"), ("--mitigation regrade_ablation", "have no grader"),
-    ("--advantage zzz", "theirs"), ("--model=", "name the folder of the model")], ids=lambda x: str(x)[:40])
+    ("--model=", "name the folder of the model"), ("--advantage zzz", "theirs"), ("--micro_batch 0", "--micro_batch"),
+    ("--mitigation ppo", "needs critic"), ("--mitigation dpo", "needs reference"), ("--device foo", "--device foo"),
+    ("--mitigation vineppo", "have no grader"), ("--mitigation regrade_ablation", "have no grader")],
+    ids=lambda x: str(x)[:40])
 def test_what_cannot_work_is_one_sentence(wrong, said, sampled, tmp_path, refusal):
     """wrong: what is other in a row, None for a field that it lacks; or a file's text; or words of the command."""
     rows, usual, good = sampled[1], ("--model", BUNDLED, "--out", tmp_path / "r"), write(tmp_path / "good", sampled[1])
