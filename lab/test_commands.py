@@ -1,21 +1,16 @@
 """The laboratory's commands: each of its pages runs, and one that cannot work is refused in one sentence at once."""
-import contextlib
-import functools
-import io
-import json
 import re
 import sys
 from pathlib import Path
 
 import pytest
-from matplotlib.figure import Figure
 
 import analyze
-from lab import arms, heads, pages, redo, statistics
+from lab import arms, heads, pages, redo
 from lab.gradients import measure as gradients
 from lab.original import roles
-from lab.speed import benchmark, contestants
-from lab.truth import checks, measure as ground_truth
+from lab.speed import benchmark
+from lab.truth import measure as ground_truth
 from lab.turns import values
 from tasks import guess_task
 from tests.test_pages import ROOT
@@ -43,48 +38,36 @@ def test_a_wrong_command_is_refused_in_one_sentence(program, words, said, refusa
     assert said in refusal(program, *words.split())
 
 
-TESTED = {"gradients.measure", "original.roles", "original.undetached", "real.weights", "redo", "rollouts",
-          "rollouts.trl", "truth.measure", "truth.score"}  # where their own tests call them
-SMALL = {  # the other commands, with their words, and what makes them cheap
-    pages: ("", {}), values: ("", {}),
-    benchmark: ("--out {}/out.md", {"WARM_UPS": 0, "ROUNDS": 1, "FIXED": {"x 4 tokens": {"limit": 4, "fixed": True}},
-                                    "start": lambda kind, *_, **__: contextlib.nullcontext(kind)}),
-    checks: ("", {"SPLITS": 1, "FILES": {"toy": checks.FILES["countdown-tiny"]}})}
+TESTED = {"gradients.measure", "original.roles", "original.undetached", "pages", "real.weights", "redo", "rollouts",
+          "rollouts.trl", "speed.benchmark", "truth.measure", "truth.score", "turns.values"}  # here, or where they are
 
 
-@pytest.mark.parametrize("program", SMALL, ids=lambda program: program.__name__.removeprefix("lab."))
-def test_a_command_of_the_pages_runs(program, tmp_path, monkeypatch, capsys):
-    """Guards against a program that dies on what the book has become."""
-    words, smaller = SMALL[program]
+def test_the_pages_are_as_written(monkeypatch):
     written = {}
-    monkeypatch.setattr(Path, "write_text", lambda file, text, **_: written.update({file: text}) or len(text))
-    monkeypatch.setattr(Figure, "savefig", lambda *_: None)
+    monkeypatch.setattr(sys, "argv", ["pages.py"])
+    monkeypatch.setattr(Path, "write_text", lambda file, text, **_: written.update({file: text}))
+    pages.main()
+    assert written and all(file.read_text(encoding="utf-8") == text for file, text in written.items())
+
+
+def test_exact_values_are_printed(monkeypatch, capsys):
     monkeypatch.setattr(guess_task, "GUESSES", 2)
-    monkeypatch.setattr(statistics, "RESAMPLES", 100 if program is checks else statistics.RESAMPLES)
-    monkeypatch.setitem(benchmark.REAL["real lengths"], "limit", 6)
-    for name in ("ours", "theirs"):
-        monkeypatch.setattr(contestants, name, functools.cache(getattr(contestants, name)))  # loads its model once
+    monkeypatch.setattr(sys, "argv", ["values.py"])
+    values.main()
+    assert "V(prompt)" in capsys.readouterr().out
 
-    def turn(name, process, case, seed):
-        """A contestant in this process; its rate is how many tokens it sampled."""
-        monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps(case | {"seed": seed})))
-        contestants.work(process)
-        return json.loads(capsys.readouterr().out.splitlines()[-1])[0]
 
-    monkeypatch.setattr(benchmark, "turn", turn)
-    for name, value in smaller.items():
-        monkeypatch.setattr(program, name, value)
-    monkeypatch.setattr(sys, "argv", ["program.py", *words.format(tmp_path).split()])
-    program.main()
-    if program is pages:
-        assert written and all(file.read_text(encoding="utf-8") == text for file, text in written.items())
-    elif program is benchmark:  # of 12 puzzles, 8 responses, 4 tokens
-        assert re.search(r"384 tokens/s \| +transformers' generate: 384 \| +1.00 ", written[tmp_path / "out.md"])
-    else:
-        assert written or program is values and "V(prompt)" in capsys.readouterr().out
+def test_both_samplers_are_measured_on_the_same_work(tmp_path, monkeypatch):
+    for name, value in {"WARM_UPS": 0, "ROUNDS": 1, "CASES": {"4 tokens": (4, True), "real": (6, False)},
+                        "rate": lambda work, *case: work(*case)}.items():
+        monkeypatch.setattr(benchmark, name, value)
+    monkeypatch.setattr(sys, "argv", ["benchmark.py", "--out", str(tmp_path / "out.md")])
+    benchmark.main()
+    assert re.search(r"4 tokens \| +384 \| +384 \| +1.00 ", (tmp_path / "out.md").read_text())  # of 12 x 8 responses
+    assert benchmark.row("", [(10, 10), (20, 40), (60, 20)]) == ["", "20", "20", "1.00", "0.50 to 3.00"]
 
 
 def test_every_command_of_the_pages_is_run():
     named = {name for page in ROOT.rglob("*.md")
              for name in re.findall(r"python -m lab\.([a-z_.0-9]*[a-z0-9])", page.read_text(encoding="utf-8"))}
-    assert named <= TESTED | {program.__name__.removeprefix("lab.").removesuffix(".__main__") for program in SMALL}
+    assert named <= TESTED

@@ -25,7 +25,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # where train.py is
 METHODS = {"none": ["--updates_per_batch", "2"],
-           "ppo": ["--kl", "0.1", "--temperature", "0.8", "--warmup_steps", "5", "--linear_decay", "--eval_greedy"],
+           "ppo": ["--task", "guess", "--kl", "0.1", "--temperature", "0.8", "--warmup_steps", "5", "--linear_decay",
+                   "--eval_greedy"],
            "vineppo": ["--k", "2"],
            "learned_importance": ["--reward", "random"]}
 FLAGS = ("--steps 12 --questions 2 --answers 3 --eval_problems 4 --max_new_tokens 40 --eval_every 5 --state_every 3 "

@@ -1,102 +1,87 @@
-"""Speed as ratios: our sampler and whole step against other libraries, and two processes against one.
+"""The speed of our sampler beside that of transformers' generate, with the bundled model, as ratios.
 
-Shared machines are noisy. So the things compared take turns, A B C A B C, and each round gives one ratio, of which the
-table has the median, the smallest and the largest. Rates are in tokens sampled per second, the end tokens included.
-Each library works in a process of its own: see contestants.py.
+Shared machines are noisy. So the two take turns, each round gives a ratio, and the table has the median, the smallest
+and the largest of these. Rates are in sampled tokens per second, end tokens included.
 
-Run it:  python -m lab.speed.benchmark          a few minutes on two cores; pip install -r tests/requirements.txt
-         python -m lab.speed.benchmark --trl    also whole steps of TRL's GRPOTrainer: pip install trl datasets
+Run it:  python -m lab.speed.benchmark      a few minutes on two cores; pip install -r tests/requirements.txt
 """
-import contextlib
-import json
 import os
 import statistics
-import subprocess
-import sys
+import time
 from pathlib import Path
+from typing import Callable
 
+import torch
+from torch.nn.utils.rnn import pad_sequence
+
+import countdown_task
 from lab.quiet import quiet
-from lab.speed.contestants import ANSWERS, PUZZLES
 from plumbing.flags import new_parser
-from plumbing.progress import fail, follow
+from plumbing.launch import BUNDLED
+from plumbing.progress import follow
 from plumbing.report import Table
+from rollout import Policy, draw_uniforms, sample
 from settings import Settings
+from start import load_policy
 
-TOKENS, THREADS, WARM_UPS, ROUNDS = 64, 2, 2, 7
-FIXED = {f"x {TOKENS} tokens": {"limit": TOKENS, "fixed": True}}
-REAL = {"real lengths": {"limit": Settings.max_new_tokens, "fixed": False}}
-NOTE = ("Written by `python -m lab.speed.benchmark`, TRL's rows with `--trl`, on two cores; the programs of a row "
-        "took turns. `ours` and `peer` are medians over the rounds, `ratio` is the median of the rounds' own ratios, "
-        "and `min to max` the smallest and the largest of these. A row names puzzles x responses x tokens; at real "
-        "lengths, responses end where the model ends them.")
+Q, G, WARM_UPS, ROUNDS = 12, 8, 2, 7
+CASES = {"64 tokens": (64, True), "real lengths": (Settings.max_new_tokens, False)}  # the limit; whether all reach it
+NOTE = (f"Written by `python -m lab.speed.benchmark`: {Q} puzzles, {G} responses each. Tokens per second, medians of "
+        f"{ROUNDS} rounds, in which the two took turns; the median, the smallest and the largest of the rounds' ratios.")
 
 
-def take_turns(what: str, rivals: dict[str, subprocess.Popen], case: dict) -> dict[str, list[float]]:
-    """The rate of each program in each counted round of a case. All take turns, and sample with the round's number."""
-    rounds = [{name: turn(name, process, case, seed=i) for name, process in rivals.items()}
-              for i in follow(what, range(WARM_UPS + ROUNDS))]
-    return {name: [rates[name] for rates in rounds[WARM_UPS:]] for name in rivals}
+def ours(policy: Policy, puzzles: list, limit: int, fixed: bool, seed: int) -> int:
+    """Sample with our sampler; returns how many tokens the responses have."""
+    tokenizer = policy.tokenizer
+    ends, tokenizer.end_tokens = tokenizer.end_tokens, [] if fixed else tokenizer.end_tokens
+    count = int(sample(policy, puzzles, draw_uniforms(seed, 0, Q, G, limit)).mask.sum())
+    tokenizer.end_tokens = ends
+    return count
 
 
-def table_rows(what: str, rates: dict[str, list[float]]) -> list[list[str]]:
-    """The rates of the first program, in each round, against those of each other."""
-    (_, ours), *peers = rates.items()
-    rows = []
-    for name, theirs in peers:
-        ratios = [a / b for a, b in zip(ours, theirs)]
-        rows.append([what, f"{statistics.median(ours):,.0f} tokens/s", f"{name}: {statistics.median(theirs):,.0f}",
-                     f"{statistics.median(ratios):.2f}", f"{min(ratios):.2f} to {max(ratios):.2f}"])
-        print(f"{what}: {rows[-1][3]} times {name}", flush=True)
-    return rows
+def theirs(network, policy: Policy, puzzles: list, limit: int, fixed: bool, seed: int) -> int:
+    """The same with transformers' generate."""
+    torch.manual_seed(seed)
+    stop, prompts = policy.tokenizer.end_tokens, [torch.tensor(policy.prompt(p)) for p in puzzles for _ in range(G)]
+    rows, real = (pad_sequence(some, True, padding_side="left")  # (B, P)
+                  for some in (prompts, [torch.ones_like(prompt) for prompt in prompts]))
+    ends = {"min_new_tokens": limit} if fixed else {"eos_token_id": stop}
+    sampled = network.generate(rows, attention_mask=real, do_sample=True, top_k=0, top_p=1.0, temperature=1.0,
+                               repetition_penalty=1.0, max_new_tokens=limit, pad_token_id=0, **ends)
+    is_end = torch.isin(sampled[:, rows.shape[1] :], torch.tensor(stop)) & (not fixed)  # (B, T)
+    return int((is_end.cumsum(1) - is_end.long() == 0).sum())  # tokens with no end before them
 
 
-def start(kind: str, threads: int, processes: int = 1) -> subprocess.Popen:
-    """The process of a contestant, or that of torchrun where it has several processes."""
-    several = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
-    command = [sys.executable, *several * (processes > 1), "-m", "lab.speed.contestants", kind]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-                            env=os.environ | {"OMP_NUM_THREADS": str(threads)})
+def rate(work: Callable[..., int], *case) -> float:
+    """Tokens per second."""
+    began = time.perf_counter()
+    return work(*case) / (time.perf_counter() - began)
 
 
-def turn(name: str, process: subprocess.Popen, case: dict, seed: int) -> float:
-    """Tokens per second of one case."""
-    print(json.dumps(case | {"seed": seed}), file=process.stdin, flush=True)
-    if not (reply := process.stdout.readline()):
-        fail(f"{name} stopped without an answer to {case}; its own message is above")
-    tokens, took = json.loads(reply)
-    return tokens / took
-
-
-def compete(trl: bool) -> list[list[str]]:
-    """The sampler against transformers' generate; a whole step against TRL's, if asked for, and in two processes of one
-    thread against one of two threads. Each process ends with its contest."""
-    several, ours = f"{THREADS} threads", ("ours", THREADS)
-    contests = [("sampler", several, Settings.questions, FIXED | REAL,
-                 {"ours": ours, "transformers' generate": ("transformers", THREADS)})]
-    contests += [("step", several, PUZZLES, REAL, {"ours": ours, "TRL's GRPOTrainer": ("trl", THREADS)})] * trl
-    contests += [("step", "two processes", PUZZLES, REAL, {"ours": ("ours", 1, 2), "one process of two threads": ours})]
-    rows = []
-    for work, how, puzzles, cases, programs in contests:
-        with contextlib.ExitStack() as stack:
-            rivals = {name: stack.enter_context(start(*given)) for name, given in programs.items()}
-            for name, case in cases.items():
-                what = f"{work}, {puzzles} x {ANSWERS} {name}, {how}"
-                rows += table_rows(what, take_turns(what, rivals, case | {"puzzles": puzzles, "work": work}))
-    return rows
+def row(case: str, pairs: list[tuple[float, float]]) -> list[str]:
+    """A line of the table, from our rate and theirs in each round."""
+    ratios, medians = [a / b for a, b in pairs], [f"{statistics.median(rates):,.0f}" for rates in zip(*pairs)]
+    return [case, *medians, f"{statistics.median(ratios):.2f}", f"{min(ratios):.2f} to {max(ratios):.2f}"]
 
 
 def main() -> None:
-    """Measure everything, and write the table."""
+    """Measure both cases, and write the table."""
     parser = new_parser(description=__doc__)
-    parser.add_argument("--trl", action="store_true", help="also measure steps of TRL's GRPOTrainer")
     parser.add_argument("--out", type=Path, default=Path("runs/speed.md"), help="file to write (default runs/speed.md)")
-    args = parser.parse_args()
+    out = parser.parse_args().out
+    os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
+    from transformers import AutoModelForCausalLM  # after the flags were read: it takes seconds
+    network, policy = AutoModelForCausalLM.from_pretrained(BUNDLED, dtype=torch.float32), load_policy(Settings())
+    puzzles, rows = countdown_task.load("train", Q), []
     with quiet():
-        rows = compete(args.trl)
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    table = Table("Speed", NOTE, ["what", "ours", "peer", "ratio", "min to max"], rows)
-    args.out.write_text(str(table), encoding="utf-8")
-    print(f"\nwrote {args.out}")
+        for name, case in CASES.items():
+            pairs = [(rate(ours, policy, puzzles, *case, i), rate(theirs, network, policy, puzzles, *case, i))
+                     for i in follow(name, range(WARM_UPS + ROUNDS))]
+            rows.append(row(name, pairs[WARM_UPS:]))
+    text = str(Table("Speed", NOTE, ["case", "ours", "generate", "ratio", "min to max"], rows))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(text, encoding="utf-8")
+    print(f"{text}\nwrote {out}")
 
 
 if __name__ == "__main__":
