@@ -110,23 +110,21 @@ def finite(value: Any, name: str) -> float:
     return value
 
 
-def read_file(file: Path, tokenizer: Tokenizer, limit: int) -> list[Rollout]:
-    """A file's rollouts. ValueError, with the row, for what is no rollout, and for a step that comes again."""
-    found = []
-    for place, parse in raw_rows(file):
-        try:
-            rollout = parse_row(parse(), tokenizer, limit)
-            if found and rollout.step < (latest := found[-1].step):
-                raise ValueError(f"step {rollout.step} comes after step {latest}: two runs in one file? Keep one")
-        except ValueError as error:
-            raise ValueError(f"{file}, {place}: {error}") from None
-        found.append(rollout)
-    return found
-
-
 def read_rollouts(files: list[Path], tokenizer: Tokenizer, limit: int) -> list[Rollout]:
-    """The rollouts of all files. ValueError where there is none, or only some have an advantage."""
-    found = [rollout for file in files for rollout in read_file(file, tokenizer, limit)]
+    """The rollouts of all files. ValueError, with the row, for what is no rollout, and for a step that comes again; and
+    where there is none, or only some have an advantage."""
+    found = []
+    for file in files:
+        latest = -math.inf
+        for place, parse in raw_rows(file):
+            try:
+                rollout = parse_row(parse(), tokenizer, limit)
+                if rollout.step < latest:
+                    raise ValueError(f"step {rollout.step} comes after step {latest}: two runs in one file? Keep one")
+            except ValueError as error:
+                raise ValueError(f"{file}, {place}: {error}") from None
+            found.append(rollout)
+            latest = rollout.step
     if not found:
         raise ValueError(f"{files[0]} holds no rollout")
     if len({rollout.advantage is None for rollout in found}) > 1:

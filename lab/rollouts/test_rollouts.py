@@ -46,14 +46,6 @@ def read(run, rows, *words, model=BUNDLED):
     return read_credit(run, metrics), metrics, (run / "rollouts.txt").read_text()
 
 
-def length(completions, **_):
-    return [len(c) / 50 for c in completions]
-
-
-def rare(completions, **_):
-    return [None if i % 3 else float("a" in c) for i, c in enumerate(completions)]
-
-
 def test_log_p_is_that_of_trl(tmp_path):
     """Four steps of TRL's trainer, two of them with new rollouts. Guards against another checkpoint, a temperature that
     is not applied, an off-by-one, rows out of order, and other rows from parquet."""
@@ -68,6 +60,12 @@ def test_log_p_is_that_of_trl(tmp_path):
             seen.append(batch["old_per_token_logps"][batch["completion_mask"] > 0])  # (n,)
             assert (batch["prompt_mask"] == 0).any()
             return batch
+
+    def length(completions, **_):
+        return [len(c) / 50 for c in completions]
+
+    def rare(completions, **_):
+        return [None if i % 3 else float("a" in c) for i, c in enumerate(completions)]
 
     config = trl.GRPOConfig(
         str(tmp_path), max_steps=4, per_device_train_batch_size=8, num_generations=4, max_completion_length=30,
@@ -192,7 +190,6 @@ def test_each_step_is_read_by_its_checkpoint(sampled, tmp_path, refusal):
         if step == 10:
             model = get_peft_model(model, LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False))
             model.peft_config["default"].init_lora_weights = True
-            model.peft_config["default"].base_model_name_or_path = str(BUNDLED)
         models.append(model)
         model.save_pretrained(output / f"checkpoint-{step}")
         for file in BUNDLED.glob("tokenizer*"):
