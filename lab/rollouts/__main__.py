@@ -3,66 +3,46 @@
     python -m lab.rollouts rollouts.jsonl --model Qwen2.5-0.5B-Instruct --out runs/theirs
     python analyze.py runs/theirs
 
-Reads plain jsonl, TRL's completions and verl's rollout dumps: files, or folders of them (docs/trl.md). Log p, entropy
-and logit gradient of each token come from one reading by --model; so they are those of the policy that sampled only if
-that is --model, or a trainer's output folder with the checkpoints of its steps. The advantage is the file's, or ours.
-Credit is any function that needs no trained head.
+Reads rows of tokens, which lab/rollouts/recorder.py writes (docs/trl.md). Log p, entropy and logit gradient of each
+token come from one reading by --model; so they are those of the policy that sampled only if that is --model, or a
+trainer's output folder with the checkpoints of its steps. The advantage is the file's, or ours. Credit is any function
+that needs no trained head.
 """
 import math
 import sys
-from collections import Counter, namedtuple
+from collections import Counter
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby, takewhile
 from pathlib import Path
 from time import perf_counter
 from types import SimpleNamespace
-from typing import Any, Iterable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from grpo import ADVANTAGES, compare
-from lab.rollouts.rows import Rollout, RowReader, checkpoints, find_files, in_groups, read_rollouts, with_rewards
-from lora import add_adapters, load_adapters, merged
 from methods import MITIGATIONS
 from plumbing import run_folder
 from plumbing.files import read_json
-from plumbing.flags import check_device, check_range, methods_help, new_parser, parse_with
-from plumbing.launch import arithmetic_for
-from plumbing.metrics import step_columns, write_credit_log
+from plumbing.flags import check_range, methods_help, new_parser, parse_with
+from plumbing.metrics import number, step_columns, write_credit_log
 from plumbing.progress import fail, follow, one_sentence
 from plumbing.registry import required
-from qwen2_model import Qwen2, load_model
+from plumbing.tokenizer import Tokenizer
+from qwen2_model import Qwen2
 from queries import Queries
 from rollout import Policy, TokenBatch, token_batch
-from sampler import Part, Samples, describe, part_states
+from sampler import Part, Samples, describe, part_states, read_responses
 from settings import Settings
+from start import CHOICES, load_policy
+from tasks.data import raw_rows
 from tasks.math_task import calculations
 from tasks.text import roles, sentence_starts
-from start import CHOICES
 
-RARE = 0.01  # an end token that was only assumed is dropped where it is less probable
 ROWS = 64  # states whose logits over the whole vocabulary are computed at once
 NOTICED = 0.05  # nats a token: what training and rounding may make of log p
-SAID = {  # of what was assumed and of what was left out, by the note that counts it
-    "tokens from text": "{tokens from text:,} tokens of {responses from text:,} responses were made from text: each "
-                        "could differ from the one sampled, for a text can be cut in several ways",
-    "assumed": "an end token was assumed behind {assumed:,} responses, but for {cut off:,} where its p is below "
-               f"{RARE}: those count as cut off by the limit",
-    "padding": "{padding:,} tokens of padding were cut off",
-    "lost": "{lost:,} characters of them are U+FFFD, bytes that were lost",
-    "rendered": "{rendered:,} prompts were rendered by the chat template of --model",
-    "ChatML": "{ChatML:,} prompts without special tokens were put into ChatML, role by role",
-    "as text": "{as text:,} prompts were tokenized as they stand",
-    "single": "no group or uid occurs twice in a step, so each names a response: equal prompts are a group",
-    "several prompts": "{several prompts:,} groups have several prompts: the responses to each count as a group",
-    "cut": "{cut:,} prompts were asked several times: each {size} of their responses are a group"} | {
-    reason: f"{{{reason}:,}} rollouts were left out: {why}" for reason, why in {
-        "repeated": "they repeat a step or a file, as TRL does with num_iterations above 1",
-        "evaluation": "they are of an evaluation, or TRL's of a step that an evaluation partly replaced",
-        "other size": "their groups are not of {size}, the most frequent size",
-        "no checkpoint": "there is no checkpoint before their step; save the start model as checkpoint-0"}.items()}
 
 
 @dataclass(frozen=True)
@@ -71,7 +51,6 @@ class Options:
 
     model: str = ""  # the folder of the model that sampled, or a trainer's with checkpoint-N: before step N + 1
     out: str = "runs/theirs"  # the run folder, which must not exist
-    rewards: str = ""  # columns whose sum is the reward, each NAME or NAME=WEIGHT
     mitigation: str = "none"  # the credit function, see the end of --help
     advantage: str = "theirs"  # that of the file, or one of ours, which compares rewards within a group
     normalize: str = "response"  # rescale a method's weights to mean 1 in each response, in the step, or not (none)
@@ -81,15 +60,96 @@ class Options:
     dtype: str = "float32"  # of the model
 
 
-Prompt = namedtuple("Prompt", "tokens text")  # stands for a puzzle: the tokens that its responses follow
+class Rollout(NamedTuple):
+    """One graded response."""
+
+    step: int
+    group: str | None  # its name in the file, if any
+    prompt: list[int]
+    prompt_text: str
+    tokens: list[int]  # of the response, its end token included
+    reward: float
+    advantage: float | None
+
+
+def parse_row(row: Any, tokenizer: Tokenizer, limit: int) -> Rollout:
+    """The rollout of a row, for a model that takes `limit` tokens. ValueError for what is no rollout."""
+    if not isinstance(row, dict):
+        raise ValueError("it is no object")
+    given = {"step": 1} | {name: x for name, x in row.items() if x is not None}
+    prompt, tokens = (ids_of(given, name, tokenizer.size) for name in ("prompt_ids", "completion_ids"))
+    if tokenizer.library.token_to_id(tokenizer.named.get("eos_token", "")) in tokens[:-1]:
+        raise ValueError("tokens stand behind the end token of its completion_ids: padding, or another turn")
+    if (length := len(prompt) + len(tokens)) > limit:
+        raise ValueError(f"it has {length} tokens, and the model takes {limit}")
+    if "reward" not in given:
+        raise ValueError(f"it has no reward; its fields: {', '.join(map(repr, row))}"[:200])
+    step, reward, advantage = (finite(given[name], name) if name in given else None
+                               for name in ("step", "reward", "advantage"))
+    if step % 1:
+        raise ValueError(f"its step must be a whole number, not {step:g}")
+    group = str(given["group"]) if "group" in given else None
+    return Rollout(int(step), group, prompt, tokenizer.decode(prompt)[0], tokens, reward, advantage)
+
+
+def ids_of(given: dict, name: str, size: int) -> list[int]:
+    """The tokens of a row; ValueError where there are none, or others than the `size` of --model."""
+    if name not in given:
+        raise ValueError(f"it has no {name}, and texts don't tell which tokens were sampled: record tokens with "
+                         "lab/rollouts/recorder.py, see docs/trl.md")
+    if not (isinstance(given[name], list) and given[name]
+            and all(type(token) is int and 0 <= token < size for token in given[name])):
+        raise ValueError(f"its {name} must be a list of tokens from 0 to {size - 1}, the last one of --model")
+    return given[name]
+
+
+def finite(value: Any, name: str) -> float:
+    """A number that float32 can hold; ValueError for anything else."""
+    if not abs(value := number(value, f"its {name}")) <= 1e38:
+        raise ValueError(f"its {name} must be a finite number, not {value}")
+    return value
+
+
+def read_rollouts(files: list[Path], tokenizer: Tokenizer, limit: int) -> list[Rollout]:
+    """The rollouts of all files. ValueError, with the row, for what is no rollout, and for a step that comes again; and
+    where there is none, or only some have an advantage."""
+    found = []
+    for file in files:
+        latest = -math.inf
+        for place, parse in raw_rows(file):
+            try:
+                rollout = parse_row(parse(), tokenizer, limit)
+                if rollout.step < latest:
+                    raise ValueError(f"step {rollout.step} comes after step {latest}: two runs in one file? Keep one")
+            except ValueError as error:
+                raise ValueError(f"{file}, {place}: {error}") from None
+            found.append(rollout)
+            latest = rollout.step
+    if not found:
+        raise ValueError(f"{files[0]} holds no rollout")
+    if len({rollout.advantage is None for rollout in found}) > 1:
+        raise ValueError("some rows have an advantage and others none: write it in all of them, or in none")
+    return found
+
+
+def in_groups(rollouts: list[Rollout], compared: bool) -> tuple[list[Rollout], int]:
+    """The rollouts of the groups of the most frequent size G, side by side in ascending steps; and G. A group is of one
+    step, name and prompt. compared: whether rewards are, for which one response is not enough."""
+    groups = {}
+    for r in rollouts:
+        groups.setdefault((r.step, r.group, tuple(r.prompt)), []).append(r)
+    sizes = Counter(map(len, groups.values()))
+    G = max(sizes, key=lambda n: (n > 1 or not compared, n * sizes[n]))
+    found = [rollout for group in groups.values() if len(group) == G for rollout in group]
+    return sorted(found, key=lambda rollout: rollout.step), G
 
 
 class Reader(Policy):
-    """A policy whose prompts are those of the file."""
+    """A policy whose prompts are those of the file. The first rollout of a group stands for its puzzle."""
 
-    def prompt(self, puzzle: Prompt) -> list[int]:
+    def prompt(self, puzzle: Rollout) -> list[int]:
         """The tokens of a prompt."""
-        return puzzle.tokens
+        return puzzle.prompt
 
 
 def no_grader(*_: Any) -> dict:
@@ -100,7 +160,7 @@ def no_grader(*_: Any) -> dict:
 
 # What a task is to rollouts: what a text says by itself, but nothing that must be known of a puzzle.
 TASK = SimpleNamespace(roles=roles, sentence_starts=sentence_starts, calculations=calculations, grade=no_grader,
-                       show=lambda prompt: " ".join(prompt.text.split())[-200:])
+                       show=lambda rollout: " ".join(rollout.prompt_text.split())[-200:])
 GRADED = SimpleNamespace(**vars(TASK) | {"grade": lambda *_: {"reward": 0.0, "answer": 0.0, "format": 0.0}})
 
 
@@ -116,30 +176,24 @@ def facts(model: Qwen2, part: Part) -> Tensor:
     return torch.cat(found)
 
 
-def read_step(rollouts: list[Rollout], policy: Reader, s: Settings, step: int) -> tuple[TokenBatch, Tensor]:
+def read_step(rollouts: list[Rollout], middle: float, policy: Reader, s: Settings,
+              step: int) -> tuple[TokenBatch, Tensor]:
     """The batch of one step, and log p, entropy and variance of log p of its n tokens (3, n). rollouts: in groups of
-    equal size, side by side; they lose an end token that was assumed and is RARE."""
-    device = policy.model.output_weight.device
+    equal size, side by side; a reward above the middle counts as success."""
+    device, puzzles = policy.model.output_weight.device, rollouts[:: s.answers]
     pad = lambda rows: pad_sequence([torch.tensor(row) for row in rows], batch_first=True).to(device)
     tokens = pad([rollout.tokens for rollout in rollouts])  # (B, T)
     mask = pad([[True] * len(rollout.tokens) for rollout in rollouts])  # (B, T)
-    last = mask.sum(1, keepdim=True) - 1  # (B, 1)
-    prompts = tuple(Prompt(r.prompt, policy.tokenizer.decode(r.prompt)[0]) for r in rollouts[:: s.answers])
-    samples = Samples(tokens, mask, *torch.zeros(3, *mask.shape, device=device), mask[:, 0], ({},) * len(rollouts))
-    graded = policy._replace(task=GRADED)
-    asked = Queries(policy, token_batch(graded, prompts, samples, s, step), s, step)
-    read = asked.read(facts, policy.model)  # (B, T, 4)
-    assumed = torch.tensor([rollout.end_assumed for rollout in rollouts], device=device)  # (B,)
-    drop = assumed[:, None] & (last > 0) & (read[..., 0].gather(1, last) < math.log(RARE))  # (B, 1)
-    mask = mask.scatter(1, last, ~drop)  # what the limit cut off had no end token
-    tokens, read = tokens * mask, read.masked_fill(~mask[..., None], 0)
-    ended = torch.isin(tokens.gather(1, last), torch.tensor(policy.tokenizer.end_tokens, device=device))  # (B, 1)
-    samples = Samples(tokens, mask, *read[..., :3].unbind(-1), (ended & ~drop)[:, 0], samples.before)
-    batch = token_batch(graded, prompts, samples, s, step)  # whose zeros are replaced by the file's rewards:
+    group = torch.arange(len(rollouts), device=device) // s.answers  # (B,)
+    read = read_responses(facts, policy.model, [*map(policy.prompt, puzzles)], group, tokens, mask,
+                          at_once=s.micro_batch)  # (B, T, 4)
+    ended = torch.tensor([rollout.tokens[-1] in policy.tokenizer.end_tokens for rollout in rollouts], device=device)
+    samples = Samples(tokens, mask, *read[..., :3].unbind(-1), ended, ({},) * len(rollouts))
+    batch = token_batch(policy._replace(task=GRADED), puzzles, samples, s, step)
     reward = torch.tensor([rollout.reward for rollout in rollouts], dtype=torch.float64, device=device)  # (B,)
-    success = torch.tensor([float(rollout.success) for rollout in rollouts], device=device)  # (B,)
-    batch = replace(batch, task=TASK, reward=reward, success=success, format=torch.full_like(reward, torch.nan))
-    batch.ask = Queries(policy._replace(task=TASK), batch, s, step)
+    batch = replace(batch, task=TASK, reward=reward, success=(reward > middle).float(),
+                    format=torch.full_like(reward, torch.nan))
+    batch.ask = Queries(policy, batch, s, step)
     theirs = [rollout.advantage for rollout in rollouts]
     batch.advantage = torch.tensor(theirs, device=device) if s.advantage == "theirs" else compare(batch, s.advantage)
     return batch, read[mask][:, [0, 1, 3]].T.double()
@@ -152,33 +206,37 @@ def verdict(logprob: Tensor, entropy: Tensor, variance: Tensor) -> str:
     said = (f"log p plus entropy has a mean of {gap:.3f} nats; of tokens that this model sampled it is within "
             f"{allowed:.3f} of 0 ({NOTICED} and four standard errors), ")
     if gap < -allowed:
-        return said + "so this model did NOT write these tokens: another model, template, temperature, or text cut anew"
+        return said + "so this model did NOT write these tokens: another model, prompt or temperature"
     if gap > allowed:
         return said + "so they are too probable to be sampled: greedily, with top_p, or at a lower --temperature?"
     return said + ("so it may have written them" if 2 * error < NOTICED else "but these are too few tokens to tell")
 
 
 def load_weights(folder: Path, options: Options | Settings) -> Qwen2:
-    """The model of a folder, or of an adapter's base and the adapter, merged."""
-    adapter = read_json(folder / "adapter_config.json", missing={})
-    base = adapter.get("base_model_name_or_path", folder)
-    model = load_model(base, options.device, getattr(torch, options.dtype))
-    if adapter:
-        add_adapters(model, adapter["r"], adapter["lora_alpha"], 0)
-        load_adapters(model, str(folder), adapter["r"], adapter["lora_alpha"], base)
-        model = merged(model)
-    model.arithmetic = getattr(torch, arithmetic_for(options.dtype, options.device))
-    model.temperature = options.temperature  # real_vocab stays that of the weights, as in other trainers
-    return model.requires_grad_(False)
+    """The model of a folder, or of an adapter's base and the adapter."""
+    given = {name: getattr(options, name) for name in ("device", "dtype", "temperature")} | {"model": str(folder)}
+    if adapter := read_json(folder / "adapter_config.json", missing={}):
+        given |= {"model": str(adapter.get("base_model_name_or_path")), "adapter": str(folder),
+                  "lora_rank": adapter["r"], "lora_alpha": adapter["lora_alpha"]}
+    model = load_policy(Settings(**given), TASK).model
+    model.real_vocab = model.config.vocab_size  # that of the weights, as in other trainers
+    return model
 
 
-def check_options(options: Options, hyper_parameters: dict) -> None:
-    """ValueError where the credit function needs what a file of rollouts doesn't have, and for other wrong flags."""
+def checkpoints(model: str) -> dict[float, Path]:
+    """The checkpoints in a trainer's output folder by their steps, in order; of a model's folder the folder itself."""
+    found = {path.name.removeprefix("checkpoint-"): path for path in Path(model).glob("checkpoint-*")}
+    return {int(n): found[n] for n in sorted(filter(str.isdigit, found), key=int)} or {-math.inf: Path(model)}
+
+
+def check_options(files: list[Path], options: Options, hyper_parameters: dict) -> None:
+    """ValueError where the credit function needs what a file of rollouts doesn't have, and for other wrong words."""
+    if wrong := [file for file in files if not file.is_file() or files.count(file) > 1]:
+        raise ValueError(f"{wrong[0]} is named twice" if wrong[0].is_file() else f"there is no file {wrong[0]}")
     if Path(options.out).exists():
         raise ValueError(f"{options.out} exists: remove it, or choose another --out")
     check_range(options, ("micro_batch",), lowest=1)
     check_range(options, ("temperature",), lowest=1e-6)
-    check_device(options.device)
     if missing := [need for need in required(options.mitigation, hyper_parameters) if not hasattr(TASK, need)]:
         raise ValueError(f"--mitigation {options.mitigation} needs {missing[0]}, which rollouts of a file don't have")
     if not options.model:
@@ -192,22 +250,12 @@ def settings_of(options: Options, files: list[Path], folder: Path, rollouts: lis
         raise ValueError("a step may have 65,536 responses, and a response as many tokens")
     if G == 1 and options.advantage != "theirs":
         raise ValueError("no two rollouts of a step answer the same prompt: there is nothing to compare a reward with")
-    given = {name: value for name, value in asdict(options).items() if name not in ("rewards", "model")}
+    given = {name: value for name, value in asdict(options).items() if name != "model"}
     return Settings(**given, model=str(folder), data=str(files[0]), task="rollouts", steps=len(sizes), answers=G,
                     max_new_tokens=length)
 
 
-def checkpoint_of_steps(steps: Iterable[int], model: str) -> dict[int, Path]:
-    """For each step the folder of the model that sampled it: --model, or its newest checkpoint before the step. Without
-    those steps that have none; ValueError where no step has one."""
-    folders = checkpoints(Path(model)) or {-math.inf: Path(model)}
-    taken = {step: folders[max(n for n in folders if n < step)] for step in steps if step > min(folders)}
-    if not taken:
-        raise ValueError(f"{model} has no checkpoint before step {max(steps)}: save the start model as checkpoint-0")
-    return taken
-
-
-def give_credit(rollouts: list[Rollout], folders: dict[int, Path], policy: Reader, s: Settings,
+def give_credit(rollouts: list[Rollout], middle: float, folders: dict[int, Path], policy: Reader, s: Settings,
                 hyper_parameters: dict) -> Tensor:
     """Write the run folder, step by step. Log p, entropy and variance of log p of all its tokens: (3, n)."""
     run, known, folder = Path(s.out), [], Path(s.model)
@@ -217,7 +265,7 @@ def give_credit(rollouts: list[Rollout], folders: dict[int, Path], policy: Reade
         if folder != folders[their_step]:
             folder = folders[their_step]
             policy = policy._replace(model=load_weights(folder, s))
-        batch, read = read_step(found, policy, s, step)
+        batch, read = read_step(found, middle, policy, s, step)
         known.append(read)
         credit = MITIGATIONS[s.mitigation](batch, **hyper_parameters)  # (B, T)
         if step == 1:  # not before, since the credit function may have refused
@@ -232,27 +280,31 @@ def give_credit(rollouts: list[Rollout], folders: dict[int, Path], policy: Reade
 
 def convert(files: list[Path], options: Options, hyper_parameters: dict) -> None:
     """Read the rollouts, give credit, write the run folder, and say what was done."""
-    check_options(options, hyper_parameters)
-    folder = next(iter(checkpoints(Path(options.model)).values()), Path(options.model))
-    model = load_weights(folder, options)
-    read = RowReader(folder, model.config.max_position_embeddings)
-    rollouts, notes = read_rollouts(files, read)
-    if options.advantage == "theirs" and rollouts[0].advantage is None:
+    check_options(files, options, hyper_parameters)
+    saved = checkpoints(options.model)
+    folder = min(saved.items())[1]
+    model, tokenizer = load_weights(folder, options), Tokenizer(folder)
+    found = read_rollouts(files, tokenizer, model.config.max_position_embeddings)
+    if options.advantage == "theirs" and found[0].advantage is None:
         options = replace(options, advantage="grpo")
-    rollouts, G = in_groups(rollouts, options.advantage != "theirs", notes)
-    folders = checkpoint_of_steps(sorted({rollout.step for rollout in rollouts}), options.model)
-    notes["no checkpoint"] = sum(rollout.step not in folders for rollout in rollouts)
-    rollouts, rewarded = with_rewards([r for r in rollouts if r.step in folders], G, options.rewards)
+    grouped, G = in_groups(found, options.advantage != "theirs")
+    rollouts = [rollout for rollout in grouped if rollout.step > min(saved)]
+    if not rollouts:
+        raise ValueError(f"{options.model} has no checkpoint before step {grouped[-1].step}: save the start model as "
+                         "checkpoint-0")
+    folders = {r.step: saved[max(n for n in saved if n < r.step)] for r in rollouts}
+    others, early = len(found) - len(grouped), len(grouped) - len(rollouts)
+    middle = (min(r.reward for r in rollouts) + max(r.reward for r in rollouts)) / 2
     s = settings_of(options, files, folder, rollouts, G)
-    known = give_credit(rollouts, folders, Reader(model, read.tokenizer, TASK), s, hyper_parameters)
-    notes = sum((rollout.notes for rollout in rollouts), notes)
-    notes["cut off"] = sum(len(rollout.tokens) for rollout in rollouts) - known.shape[1]
+    known = give_credit(rollouts, middle, folders, Reader(model, tokenizer, TASK), s, hyper_parameters)
     taken = ", ".join(f"{step} by {taken.name}" for step, taken in folders.items())
-    said = [f"read {', '.join(map(str, files[:3]))}" + f" and {len(files) - 3} more" * (len(files) > 3),
+    said = [f"read {', '.join(map(str, files))}",
             f"{len(rollouts):,} responses, {G} to a prompt, in {s.steps} steps; advantage: "
-            f"{'ours, ' * (s.advantage != 'theirs')}{s.advantage}", rewarded,
+            f"{'ours, ' * (s.advantage != 'theirs')}{s.advantage}; a reward above {middle:g} counts as success",
             *[f"each step was read by the newest checkpoint before it: {taken}"] * (folder != Path(options.model)),
-            *(sentence.format_map(notes) for note, sentence in SAID.items() if notes[note]), verdict(*known)]
+            *[f"{others:,} rollouts were left out: their groups are not of {G}, the most frequent size"] * (others > 0),
+            *[f"{early:,} rollouts were left out: there is no checkpoint before their step; save the start model as "
+              "checkpoint-0"] * (early > 0), verdict(*known)]
     text = "\n".join(said) + "\n"
     (Path(s.out) / "rollouts.txt").write_text(text, encoding="utf-8")
     print(f"{text}wrote {s.out}; read it with: python analyze.py {s.out}")
@@ -265,15 +317,11 @@ def main() -> None:
     parser = new_parser(usage="python -m lab.rollouts FILE ... --model FOLDER [--flag value ...]", description=__doc__,
                         epilog=methods_help(MITIGATIONS))
     choices = CHOICES | {"advantage": ("theirs", *ADVANTAGES)}
-    flags = sys.argv[1 + len(words) :]
-    if "--rewards" in flags:  # takes several words
-        names = list(takewhile(lambda word: not word.startswith("-"), flags[(at := flags.index("--rewards") + 1) :]))
-        flags[at : at + len(names)] = [" ".join(names)]
-    found = parse_with(parser, flags, Options(), MITIGATIONS, choices)
+    found = parse_with(parser, sys.argv[1 + len(words) :], Options(), MITIGATIONS, choices)
     if not words:
         fail("name the files of rollouts first, such as: python -m lab.rollouts rollouts.jsonl --model FOLDER")
     with torch.no_grad():
-        convert(find_files([Path(word) for word in words]), found.settings, found.hyper_parameters)
+        convert([Path(word) for word in words], found.settings, found.hyper_parameters)
 
 
 if __name__ == "__main__":

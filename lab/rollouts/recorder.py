@@ -11,7 +11,7 @@ from trl import GRPOTrainer
 
 
 class RolloutTrainer(GRPOTrainer):
-    """A trainer that writes what it samples: a row for each response, as lab/rollouts/rows.py reads it."""
+    """A trainer that writes what it samples: a row for each response, as lab/rollouts reads it."""
 
     mode = "w"  # a new file for each run; a run resumed from a checkpoint appends
 
