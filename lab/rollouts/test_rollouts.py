@@ -205,8 +205,11 @@ def test_each_step_is_read_by_its_checkpoint(sampled, tmp_path, refusal):
         with torch.no_grad():
             expected = plain_logprobs(lambda row: model(row).logits, asked, tokens, mask)  # (4, T)
         np.testing.assert_allclose(log["logprob"], expected[mask], atol=2e-4, rtol=0)
-    assert "has no checkpoint before step 1: save the start model as" in refusal(
-        program, write(tmp_path / "early", rows[:4]), "--model", output, "--out", tmp_path / "t")
+    words = write(tmp_path / "early", rows[:4]), "--model", output, "--out", tmp_path / "t"
+    assert "has no checkpoint before step 1: save the start model as" in refusal(program, *words)
+    (output / "checkpoint-1" / "adapter_config.json").write_text('{"r": 2}')
+    assert "adapter_config.json has no base_model_name_or_path" in refusal(program, *words)
+    assert not (tmp_path / "t").exists()
 
 
 @pytest.mark.parametrize("sharper, tokens, said", [
@@ -236,7 +239,8 @@ def test_log_p_tells_who_wrote(sharper, tokens, said):
     ({"reward": None}, "it has no reward; its fields: 'prompt_ids', 'completion_ids'"),
     ({"reward": float("nan")}, "its reward must be a finite number"), ({"reward": [1]}, "its reward must be a number"),
     ({"advantage": "1"}, "its advantage must be a number"), ({"step": 10.45}, "must be a whole number, not 10.45"),
-    ("", "name the files"), ("\n", "holds no rollout"), ('{"prompt": "a"', "line 1: "),
+    ({"advantage": 1e39}, "its advantage must be a finite number"), ("", "name the files"),
+    ("\n", "holds no rollout"), ('{"prompt": "a"', "line 1: "),
     ("[1, 2]", "row 1: it is no object"), ("--out {0}", "exists: remove it, or choose"),
     ("{0}/gone", "there is no file"), ("{0}/good {0}/good", "twice"), ("{0}/mixed", "some rows have an advantage"),
     ("{0}/two", "line 25: step 1 comes after step 2: two runs in one file?"), ("--temperature 0", "--temperature"),
