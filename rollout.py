@@ -99,8 +99,8 @@ class Policy(NamedTuple):
 
     def prompt(self, puzzle: Any) -> list[int]:
         """The tokens of a puzzle's prompt. The task returns messages, or text, or a tuple of pieces: the first, third,
-        ... are its own words, the others foreign text, such as a question from a data file. A control token in foreign
-        text, such as <|im_end|>, is encoded as plain characters.
+        ... are its own words, the others foreign text, such as a question from a data file. A control token in these,
+        such as <|im_end|>, is encoded as plain characters.
         """
         found = self.task.prompt(puzzle, self.tokenizer.chat)
         if isinstance(found, list):  # messages

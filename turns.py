@@ -20,7 +20,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from plumbing.chat import chat_tokens
 from plumbing.task_file import check_pieces
 from qwen2_model import Qwen2
 from sampler import Replies, Samples, generate
@@ -35,20 +34,7 @@ def reply(policy: Any, puzzle: Any, tokens: list[int]) -> list[int] | None:
     """
     *_, turns = decode(policy, tokens, {})
     said = policy.task.reply(turns, puzzle, policy.tokenizer.chat)
-    if isinstance(said, list):
-        return chat_tokens(policy.tokenizer, said, conversation(policy, puzzle, turns), tokens[-1])
     return None if said is None else policy.tokenizer.encode(*check_pieces(said, "reply"))
-
-
-def conversation(policy: Any, puzzle: Any, turns: list[str]) -> list[dict]:
-    """The messages up to the last of the policy's turns. What the task said in text is a user's message here."""
-    said, messages = policy.task.prompt(puzzle, policy.tokenizer.chat), []
-    for i, turn in enumerate(turns, 1):
-        messages += said if isinstance(said, list) else [{"role": "user", "content": "".join(said)}]
-        begun = messages.pop()["content"] if messages[-1]["role"] == "assistant" else ""  # a turn continues it
-        messages.append({"role": "assistant", "content": begun + turn})
-        said = policy.task.reply(turns[:i], puzzle, policy.tokenizer.chat) if i < len(turns) else None
-    return messages
 
 
 def replies(policy: Any, puzzle: Any, tokens: list[int]) -> dict[int, list[int]]:

@@ -58,12 +58,16 @@ class Room(NamedTuple):
         return [Experiment(self, arm, seed) for seed in self.seeds for arm in self.arms]
 
     def rows(self) -> dict[str, dict[str, str]]:
-        """The rows of runs.csv by run."""
+        """The rows of runs.csv by run. ValueError where it is damaged, or a run has other flags now."""
         file = self.folder / "runs.csv"
         rows = list(csv.DictReader(file.read_text(encoding="utf-8").splitlines())) if file.is_file() else []
         require(not any(None in (*row, *row.values()) for row in rows),
                 f"{file} has a line that is not a row: was a merge conflict left in it?")
-        return {row["run"]: row for row in rows}
+        found = {row["run"]: row for row in rows}
+        for e in self.runs():
+            require(found.get(e.folder.name, {}).get("command", e.command) == e.command, f"{file} has {e.folder.name} "
+                    f"with other flags than this room's: take out its line, and move {e.folder} away")
+        return found
 
 
 class Experiment(NamedTuple):
@@ -131,8 +135,12 @@ def progress(room: Room, processes: int) -> str:
 
 
 def start(e: Experiment, threads: int) -> subprocess.Popen:
-    """Start or resume a run, its output in its log; nothing is left to do for a finished one."""
+    """Start or resume a run, its output in its log; nothing is left to do for a finished one. ValueError for one with
+    other settings, as after a trial."""
     e.folder.parent.mkdir(parents=True, exist_ok=True)
+    flags = lambda command: command.partition(" --")[2]
+    require(not e.folder.is_dir() or flags(read_config(e.folder)["command"]) == flags(e.command), f"{e.folder} was "
+            "made by another command than this room's: move it away")
     command = f"python {e.room.program} --resume {e.folder}" if e.folder.is_dir() else e.command
     words = ["-c", ""] if is_finished(e.folder) else shlex.split(command)[1:]
     with e.log.open("a") as log:
@@ -141,9 +149,7 @@ def start(e: Experiment, threads: int) -> subprocess.Popen:
 
 
 def make_row(e: Experiment) -> dict:
-    """The row of a finished run; ValueError for one with other settings, as after a trial."""
-    require(read_config(e.folder)["command"].partition(" --")[2] == e.command.partition(" --")[2],
-            f"{e.folder} was made by another command than this room's: move it away")
+    """The row of a finished run."""
     metrics = read_metrics(e.folder)
     curve = dict(zip(*(column.tolist() for column in heldout(metrics)[:2])))
     cost = np.nancumsum(sum(weight * metrics[name] for name, weight in COSTS.items()))  # (steps + 1,) NaN at the start

@@ -45,8 +45,8 @@ def interruptible():
 
 def rows_of(room, **others):
     """A made-up row for each run of a room, as text."""
-    return [{"run": e.folder.name, "version": "3", "arm": e.arm, "seconds": "100", "curve": "0:0.1 2:0.3",
-             "spent": "0:0 2:50", "area": "0.2", "end": "0.3"} | others for e in room.runs()]
+    return [{"run": e.folder.name, "version": "3", "arm": e.arm, "command": e.command, "seconds": "100",
+             "curve": "0:0.1 2:0.3", "spent": "0:0 2:50", "area": "0.2", "end": "0.3"} | others for e in room.runs()]
 
 
 def write(room, rows):
@@ -61,7 +61,8 @@ def test_what_is_left_is_trained_or_resumed_seeds_first(room, monkeypatch, capsy
     for e, final in ((runs[1], {"step": 2, "pass@16": 0.5}), (runs[2], None)):
         e.folder.mkdir(parents=True)
         settings = {"mitigation": "none", "seed": 0, "steps": 2, "pass_at": 16}
-        (e.folder / "config.json").write_text(json.dumps({"settings": settings, "method": {}, "inputs": {}}))
+        config = {"command": e.command, "settings": settings, "method": {}, "inputs": {}}
+        (e.folder / "config.json").write_text(json.dumps(config))
         if final:
             (e.folder / "final.json").write_text(json.dumps(final))
     popen = subprocess.Popen
@@ -172,6 +173,8 @@ def test_what_cannot_be_compared_is_refused_in_one_sentence(room, monkeypatch):
         write(room, [row | {"version": "2"} if row in changed else row for row in rows])
         with pytest.raises(ValueError, match=r"^[^\n]*several versions[^\n]*\(3\)[^\n]*$"):
             arms.read_groups(room)
+    with pytest.raises(ValueError, match="^[^\n]*none-advantage-rloo-seed0 with other flags than this room's[^\n]*$"):
+        room._replace(alike="--steps 3").rows()
     (room.folder / "runs.csv").write_text("run,version\n<<<<<<< HEAD\n")
     with pytest.raises(ValueError, match="^[^\n]*merge[^\n]*$"):
         room.rows()
@@ -208,4 +211,5 @@ def test_a_room_is_trained_and_its_rows_say_what_the_runs_gave(room, capsys):
     write(room, [old])
     config = e.folder / "config.json"
     config.write_text(config.read_text().replace("--steps 2", "--steps 3"))
-    assert "made by another command" in arms.take_over(e, 0) and len(room.rows()) == 1
+    with pytest.raises(ValueError, match="made by another command"):
+        arms.train(room, 1)

@@ -96,7 +96,8 @@ ENDED, CONFIG, JINJA = {"end_tokens": [IM_END, ENDOFTEXT, IM_START]}, "tokenizer
     ({JINJA: OTHER}, {"chat": False}), ({CONFIG: {"chat_template": OTHER}}, {"chat": False}),
     ({JINJA: OTHER, CONFIG: {"chat_template": CHATML}}, {"chat": False}),
     *(({JINJA: template}, {"chat": False}) for template in NO_CHATML),
-    ({JINJA: "{{ raise_exception('') if messages[0].role != 'system' }}" + CHATML}, {"chat": True})], ids=str)
+    *(({JINJA: f"{{{{ raise_exception('') if messages[0].role {sign} 'system' }}}}" + CHATML}, {"chat": True})
+      for sign in ("!=", "=="))], ids=str)
 def test_a_folder_says_what_ends_a_response_and_whether_it_is_a_chat_model(files, found, tmp_path):
     """Guards against a model that never ends, because its end token has another name than Qwen's, and a base model that
     is asked with tokens that it never saw, only because it has them."""

@@ -324,8 +324,9 @@ def test_hostile_replies_are_characters_or_end_the_response(said):
 
 
 @pytest.mark.parametrize("body, shown", [
-    ("raise OSError('the server has gone')", "has gone"), ("return ['higher']", "the task's messages must each "),
-    *((f"return {said}", "the task's reply must return text, not") for said in ("7", "'higher', 7", "b'higher'"))])
+    ("raise OSError('the server has gone')", "has gone"),
+    *((f"return {said}", "the task's reply must return text, not")
+      for said in ("7", "'higher', 7", "b'higher'", "[{'role': 'user', 'content': 'higher'}]"))])
 def test_an_environment_that_fails_is_one_sentence(body, shown, tmp_path, refusal, monkeypatch):
     """The trial step tries a reply, though no turn ends in it."""
     monkeypatch.chdir(tmp_path)
