@@ -25,7 +25,7 @@ from torch.nn.utils.rnn import pad_sequence
 from grpo import ADVANTAGES, compare
 from methods import MITIGATIONS
 from plumbing import run_folder
-from plumbing.files import read_json
+from plumbing.files import check_fields, read_json
 from plumbing.flags import check_range, methods_help, new_parser, parse_with
 from plumbing.metrics import number, step_columns, write_credit_log
 from plumbing.progress import fail, follow, one_sentence
@@ -215,8 +215,9 @@ def verdict(logprob: Tensor, entropy: Tensor, variance: Tensor) -> str:
 def load_weights(folder: Path, options: Options | Settings) -> Qwen2:
     """The model of a folder, or of an adapter's base and the adapter."""
     given = {name: getattr(options, name) for name in ("device", "dtype", "temperature")} | {"model": str(folder)}
-    if adapter := read_json(folder / "adapter_config.json", missing={}):
-        given |= {"model": str(adapter.get("base_model_name_or_path")), "adapter": str(folder),
+    if adapter := read_json(file := folder / "adapter_config.json", missing={}):
+        check_fields(adapter, {"base_model_name_or_path": str, "r": int, "lora_alpha": float}, file)
+        given |= {"model": adapter["base_model_name_or_path"], "adapter": str(folder),
                   "lora_rank": adapter["r"], "lora_alpha": adapter["lora_alpha"]}
     model = load_policy(Settings(**given), TASK).model
     model.real_vocab = model.config.vocab_size  # that of the weights, as in other trainers

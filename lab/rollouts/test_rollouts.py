@@ -205,8 +205,11 @@ def test_each_step_is_read_by_its_checkpoint(sampled, tmp_path, refusal):
         with torch.no_grad():
             expected = plain_logprobs(lambda row: model(row).logits, asked, tokens, mask)  # (4, T)
         np.testing.assert_allclose(log["logprob"], expected[mask], atol=2e-4, rtol=0)
-    assert "has no checkpoint before step 1: save the start model as" in refusal(
-        program, write(tmp_path / "early", rows[:4]), "--model", output, "--out", tmp_path / "t")
+    words = write(tmp_path / "early", rows[:4]), "--model", output, "--out", tmp_path / "t"
+    assert "has no checkpoint before step 1: save the start model as" in refusal(program, *words)
+    (output / "checkpoint-1" / "adapter_config.json").write_text('{"r": 2}')
+    assert "adapter_config.json has no base_model_name_or_path" in refusal(program, *words)
+    assert not (tmp_path / "t").exists()
 
 
 @pytest.mark.parametrize("sharper, tokens, said", [
