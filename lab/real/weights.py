@@ -65,8 +65,8 @@ def fetch(source: Source, folder: Path) -> Path:
 
 
 def read_tokenizer(file: Path) -> PreTrainedTokenizerFast:
-    """The byte-level BPE of a GGUF. (AutoTokenizer would not split SmolLM2's digits, leave out Qwen's normalizer, and
-    make tokens of rows that only pad the vocabulary.)"""
+    """The byte-level BPE of a GGUF. (AutoTokenizer reads one, too, but joins SmolLM2's digits to spaces, drops Qwen's
+    normalizer, and makes tokens of rows that only pad the vocabulary.)"""
     own = {name: field.contents() for name, field in GGUFReader(file).fields.items() if name.startswith("tokenizer.")}
     tokens, merges = own["tokenizer.ggml.tokens"], [tuple(m.split(" ")) for m in own["tokenizer.ggml.merges"]]
     kinds = dict(zip(tokens, own["tokenizer.ggml.token_type"]))
