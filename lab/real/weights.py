@@ -18,13 +18,17 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 import torch
-from gguf import GGUFReader
 from tokenizers import AddedToken
 from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
-from transformers import AutoModelForCausalLM, GgufConfig, PreTrainedTokenizerFast, Qwen2Tokenizer
 
 from plumbing.flags import new_parser
-from plumbing.progress import one_sentence
+from plumbing.progress import fail, one_sentence
+
+try:
+    from gguf import GGUFReader
+    from transformers import AutoModelForCausalLM, GgufConfig, PreTrainedTokenizerFast, Qwen2Tokenizer
+except ImportError as error:
+    fail(f"{error}: pip install -r lab/real/requirements.txt")
 
 CONTROL, USER_DEFINED, UNUSED = 3, 4, 5  # tokenizer.ggml.token_type
 
