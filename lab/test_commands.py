@@ -43,6 +43,7 @@ TESTED = {"gradients.measure", "original.roles", "original.undetached", "pages",
 
 
 def test_the_pages_are_as_written(monkeypatch):
+    """Guards against a page that the program would change."""
     written = {}
     monkeypatch.setattr(sys, "argv", ["pages.py"])
     monkeypatch.setattr(Path, "write_text", lambda file, text, **_: written.update({file: text}))
@@ -51,6 +52,7 @@ def test_the_pages_are_as_written(monkeypatch):
 
 
 def test_exact_values_are_printed(monkeypatch, capsys):
+    """Guards against a program that dies on what the book has become."""
     monkeypatch.setattr(guess_task, "GUESSES", 2)
     monkeypatch.setattr(sys, "argv", ["values.py"])
     values.main()
@@ -58,6 +60,7 @@ def test_exact_values_are_printed(monkeypatch, capsys):
 
 
 def test_both_samplers_are_measured_on_the_same_work(tmp_path, monkeypatch):
+    """Guards against responses that end where all should be as long, and a ratio of medians."""
     for name, value in {"WARM_UPS": 0, "ROUNDS": 1, "CASES": {"4 tokens": (4, True), "real": (6, False)},
                         "rate": lambda work, *case: work(*case)}.items():
         monkeypatch.setattr(benchmark, name, value)

@@ -1,5 +1,4 @@
-"""Messages to tokens, for a task that returns messages: by the chat template of the model's folder, else by ChatML.
-"""
+"""Messages to tokens, for a task that returns messages: by the chat template of the model's folder, else by ChatML."""
 import functools
 import json
 import re

@@ -7,7 +7,7 @@ TEXT = Path(__file__).with_name("playground.html").read_text(encoding="utf-8")
 
 
 def test_nothing_is_fetched_or_left_to_chance():
-    """Guards against a network: no address, no import, and a policy that admits none; and a page that loads for long."""
+    """Guards against a network: no address, no import, a policy that admits none; and a page that loads for long."""
     assert len(TEXT.encode()) < 1_600_000
     policy, found, reader = re.search('content="(default-src[^"]*)"', TEXT)[1], [], HTMLParser()
     reader.handle_starttag = lambda tag, attributes: found.extend(name for name, _ in attributes)

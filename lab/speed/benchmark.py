@@ -20,26 +20,24 @@ from plumbing.flags import new_parser
 from plumbing.launch import BUNDLED
 from plumbing.progress import follow
 from plumbing.report import Table
-from rollout import Policy, draw_uniforms, sample
+from rollout import Policy, draw_uniforms
+from sampler import generate
 from settings import Settings
 from start import load_policy
 
 Q, G, WARM_UPS, ROUNDS = 12, 8, 2, 7
 CASES = {"64 tokens": (64, True), "real lengths": (Settings.max_new_tokens, False)}  # the limit; whether all reach it
 NOTE = (f"Written by `python -m lab.speed.benchmark`: {Q} puzzles, {G} responses each. Tokens per second, medians of "
-        f"{ROUNDS} rounds, in which the two took turns; the median, the smallest and the largest of the rounds' ratios.")
+        f"{ROUNDS} rounds, in which the two took turns; the median, the smallest and the largest of their ratios.")
 
 
 def ours(policy: Policy, puzzles: list, limit: int, fixed: bool, seed: int) -> int:
     """Sample with our sampler; returns how many tokens the responses have."""
-    tokenizer = policy.tokenizer
-    ends, tokenizer.end_tokens = tokenizer.end_tokens, [] if fixed else tokenizer.end_tokens
-    count = int(sample(policy, puzzles, draw_uniforms(seed, 0, Q, G, limit)).mask.sum())
-    tokenizer.end_tokens = ends
-    return count
+    prompts, ends = [policy.prompt(puzzle) for puzzle in puzzles], [] if fixed else policy.tokenizer.end_tokens
+    return int(generate(policy.model, prompts, draw_uniforms(seed, 0, Q, G, limit), ends).mask.sum())
 
 
-def theirs(network, policy: Policy, puzzles: list, limit: int, fixed: bool, seed: int) -> int:
+def theirs(network: torch.nn.Module, policy: Policy, puzzles: list, limit: int, fixed: bool, seed: int) -> int:
     """The same with transformers' generate."""
     torch.manual_seed(seed)
     stop, prompts = policy.tokenizer.end_tokens, [torch.tensor(policy.prompt(p)) for p in puzzles for _ in range(G)]
