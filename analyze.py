@@ -192,20 +192,33 @@ def describe(log: dict, row: int) -> str:
     return f"Step {log['step'][row]}, reward {reward:.2f}, credit {' to '.join(ends)}. Puzzle: {puzzle}"
 
 
+def kinds_of(log: dict, first: np.ndarray, tokenizer: Tokenizer) -> list[list[str]]:
+    """What tokens.html can filter the R responses by, whose rows begin at first (R,): right or wrong, where the log
+    says it; cut off by the token limit; in a silent group, whose rewards are equal."""
+    reward, puzzle = log["reward"][first], log["puzzle"][first]  # (R,) each
+    silent = np.array([np.ptp(reward[puzzle == q]) == 0 for q in range(puzzle[-1] + 1)])[puzzle]  # (R,)
+    cut = ~np.isin(log["token"][first + log["length"][first] - 1], tokenizer.end_tokens)  # (R,)
+    success = log.get("response_success", np.full(len(first), np.nan))  # (R,) older runs have none
+    facts = {"right": success > 0.5, "wrong": success <= 0.5, "cut off": cut, "silent group": silent}
+    return [[name for name, holds in facts.items() if holds[i]] for i in range(len(first))]
+
+
 def write_page(log: dict, tokenizer: Tokenizer, title: str, file: Path) -> None:
-    """tokens.html: every response, its tokens coloured by a measure. It has of each token the number of its text
+    """tokens.html: every response, its tokens coloured by a measure, to filter and search. It has of each token the number of its text
     (uint32) and, as parts of 2^-15 of their largest size (float16), credit, log p, ||onehot - p||, entropy and what
     batch.log had, column after column, as base64."""
     every, first, shown = -(-len(log["token"]) // PAGE_TOKENS), np.flatnonzero(log["position"] == 0), add_replies(log)
     kept = np.flatnonzero((log["step"][first] - log["step"].min()) % every == 0)  # responses
     shown = {name: column[np.isin(shown["response_id"], kept)] for name, column in shown.items()}
+    kinds = kinds_of(log, first, tokenizer)
     texts, number = np.unique(shown.pop("token"), return_inverse=True)
     lengths = np.unique(shown.pop("response_id"), return_counts=True)[1]
     units = [float(np.max(np.abs(x), where=np.isfinite(x), initial=0)) / 2**15 or 1.0 for x in shown.values()]
     facts = [(x.astype(float) / unit).astype("<f2") for x, unit in zip(shown.values(), units)]
     known = {"texts": [tokenizer.bytes[token].decode("latin-1") for token in texts], "lengths": lengths.tolist(),
              "units": units, "own": own_columns(shown),
-             "steps": log["step"][first[kept]].tolist(), "names": [describe(log, row) for row in first[kept]]}
+             "steps": log["step"][first[kept]].tolist(), "kinds": [kinds[i] for i in kept],
+             "names": [describe(log, row) for row in first[kept]]}
     parts = {"TITLE": title.replace("&", "&amp;").replace("<", "&lt;"), "PLUS": report.PLUS, "MINUS": report.MINUS,
              "KNOWN": json.dumps(known).replace("<", "\\u003c"),  # so that no text can close the script element
              "DATA": base64.b64encode(b"".join(column.tobytes() for column in (number.astype("<u4"), *facts))).decode()}

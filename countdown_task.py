@@ -6,7 +6,7 @@ functions:
     load(part, count, path)   the puzzles of a split, made here or read from a file; each has an `id`
     check(puzzle)             ValueError, in one sentence, for a puzzle that can't be used
     prompt(puzzle, chat)      the text that the model continues, or its pieces (see Policy.prompt)
-    grade(response, puzzle)   {"reward", "answer", "format"} of a response
+    grade(response, puzzle)   {"answer", "format"} of a response, and PARTS, with which weights they make the reward
     roles(response, spans)    what each token is: filler, reasoning (a digit, an operator) or structure (a tag); and
                               whether it belongs to the graded answer. Here it comes from tasks/text.py
     show(puzzle)              the puzzle in a few characters, for samples.txt and the pictures
@@ -170,18 +170,18 @@ OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mu
 
 SIGNS = {"\\times": "*", "\\cdot": "*", "\\div": "/", "×": "*", "·": "*", "⋅": "*", "÷": "/", " x ": " * "}
 MARKS = " $`"  # around an expression
+PARTS = {"answer": 1.0, "format": 0.1}  # the reward: the sum of weight * part; changed by --reward_weights
 
 
 def grade(response: str, puzzle: Puzzle) -> dict[str, float]:
-    """{'reward': 0.1 * format + answer, 'format': 0..1, 'answer': 0 or 1} of a response, which begins inside <think>.
+    """{'answer': 0 or 1, 'format': 0..1} of a response, which begins inside <think>.
 
     format, by `format_reward` of tasks/text.py: 1 for `...</think>\\n<answer>...</answer>`; for parts of it 0.1 if the
     think is closed, plus 0.5 if the answer is.
     answer: 1 if the expression in the last `<answer>` uses every number exactly once and equals the target.
     """
-    layout = format_reward(response)
     answer = float(is_correct(graded_answer(response), puzzle))
-    return {"reward": 0.1 * layout + answer, "format": layout, "answer": answer}
+    return {"answer": answer, "format": format_reward(response)}
 
 
 def is_correct(text: str, puzzle: Puzzle) -> bool:

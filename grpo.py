@@ -80,8 +80,8 @@ def shape(batch: TokenBatch, s: Settings) -> Tensor:
     return check_finite(SHAPINGS[s.shaping](batch, s), batch.reward, f"--shaping {s.shaping} must give each response")
 
 
-# Functions of the rewards (Q, G) of G responses to each of Q puzzles, and of their success (Q, G): how each compares.
-# `compare` passes float64: see point 4.
+# Functions of the rewards (Q, G) of G responses to each of Q puzzles, in float64, see point 4, and of the batch: how each
+# reward compares.
 
 
 def centred(rewards: Tensor) -> Tensor:
@@ -89,42 +89,54 @@ def centred(rewards: Tensor) -> Tensor:
     return rewards - group_mean(rewards)
 
 
-def over_deviation(rewards: Tensor, _: Tensor) -> Tensor:
+def over_deviation(rewards: Tensor, _: TokenBatch) -> Tensor:
     """GRPO: (r - mean) / std (2402.03300). The population std, plus 1e-4, is our choice."""
     deviation = centred(rewards)  # (Q, G)
     return deviation / (deviation.square().mean(1, keepdim=True).sqrt() + 1e-4)
 
 
-def leave_one_out(rewards: Tensor, _: Tensor) -> Tensor:
+def leave_one_out(rewards: Tensor, _: TokenBatch) -> Tensor:
     """RLOO: r - mean of the others = G / (G - 1) * (r - mean) (2402.14740)."""
     G = rewards.shape[1]
     return centred(rewards) * G / (G - 1)
 
 
-def over_success(_: Tensor, success: Tensor) -> Tensor:
+def over_success(_: Tensor, batch: TokenBatch) -> Tensor:
     """MaxRL: (s - mean) / mean, 0 where none succeeds (2602.02710).
 
     In a large group the mean is p(success), and grad p / p = grad log p, so it ascends log p(success). In a small group
     the gradient is smaller, because a rare success often does not occur there.
     """
+    success = by_group(batch, batch.success).double()  # (Q, G)
     mean = group_mean(success)  # (Q, 1)
     return (success - mean) / torch.where(mean > 0, mean, 1.0)
 
 
-def minus_step_mean(rewards: Tensor, _: Tensor) -> Tensor:
+def over_own_deviations(_: Tensor, batch: TokenBatch) -> Tensor:
+    """GDPO: the sum of weight * (part - mean) / std, over its std in the step (2601.05242).
+
+    So a part counts by its weight, however little it varies in the group. (The mean of the sums is 0 in every group.)
+    """
+    each = zip(batch.weights.values(), batch.parts)
+    total = sum(weight * over_deviation(by_group(batch, part), batch) for weight, part in each)  # (Q, G)
+    return total / (total.square().mean().sqrt() + 1e-4)
+
+
+def minus_step_mean(rewards: Tensor, _: TokenBatch) -> Tensor:
     """r - mean of the whole step, as if it were one group."""
     return centred(rewards.view(1, -1)).view_as(rewards)
 
 
 ADVANTAGES = {"grpo": over_deviation,
               "dr_grpo": lambda rewards, _: centred(rewards),  # Dr. GRPO: no division (2503.20783)
-              "rloo": leave_one_out, "maxrl": over_success, "step_mean": minus_step_mean}
+              "rloo": leave_one_out, "maxrl": over_success, "gdpo": over_own_deviations,
+              "step_mean": minus_step_mean}
 
 
 def compare(batch: TokenBatch, name: str = "grpo", reward: Tensor | None = None) -> Tensor:
     """The advantage (B,) of each response: how its reward (B,), else the graded one, compares with its group's."""
     rewards = by_group(batch, batch.reward if reward is None else reward).double()  # (Q, G)
-    advantage = ADVANTAGES[name](rewards, by_group(batch, batch.success).double())  # (Q, G)
+    advantage = ADVANTAGES[name](rewards, batch)  # (Q, G)
     return check_finite(advantage, rewards, f"--advantage {name} must give each response").to(batch.logprob).flatten()
 
 

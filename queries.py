@@ -39,7 +39,7 @@ class Queries:
 
     def __init__(self, policy: Policy, batch: TokenBatch, s: Settings, step: int):
         self.policy, self.batch, self.s, self.step = policy, batch, s, step
-        self.grade = grader(policy.task, s, step, "continuations")  # the task's, or a coin toss
+        self.grade = grader(policy, s, step, "continuations")  # the task's, or a coin toss
         self.computed: dict[str, Tensor] = {}  # the answers so far
         # What the step cost so far, for metrics.csv: tokens sampled, and tokens read without gradient.
         self.tokens_sampled = int(batch.mask.sum())

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from plumbing.chat import chat_tokens
 from plumbing.processes import shared
 from plumbing.progress import Progress
-from plumbing.task_file import check_grade, check_pieces, check_roles, tossing
+from plumbing.task_file import check_pieces, check_roles, graded, part_weights, tossing
 from plumbing.tokenizer import Tokenizer
 from qwen2_model import Qwen2
 from sampler import Replies, Samples, generate
@@ -48,8 +48,10 @@ class TokenBatch:
     logit_grad: Tensor  # (B, T) ||onehot - p||, the size of the gradient of log pi in logit space, which is logged
     ended: Tensor  # (B,) bool, False where the token limit cut the response off
     before: Replies  # B dicts, {} in a single turn: before[i][t] are the tokens of the reply before column t
-    reward: Tensor  # (B,) float64 "reward" of the task's `grade`, or a coin toss (--reward random)
-    success: Tensor  # (B,) its "answer": 1 where that is right (or the coin shows heads), else 0
+    reward: Tensor  # (B,) float64, the sum of weight * part, or a coin toss (--reward random)
+    parts: Tensor  # (K, B) float64, those numbers of the task's `grade` that the reward is made of
+    weights: dict[str, float]  # K, the weight of each part by its name
+    success: Tensor  # (B,) "answer" of the grade: 1 where that is right (or the coin shows heads), else 0
     format: Tensor  # (B,) its "format": how much of the requested layout it has, from 0 to 1
     grades: dict[str, Tensor]  # (B,) float64 each, its further numbers by their names, NaN where it returned none
     group: Tensor  # (B,) int64, index of the puzzle that the response answers
@@ -96,6 +98,11 @@ class Policy(NamedTuple):
     task: ModuleType
     heads: dict[str, nn.Module] = {}  # those of methods/heads.py that the credit function needs, by name
     reference: Qwen2 | None = None  # a frozen copy of the start model, where the credit function or --kl needs it
+    weights: dict[str, float] = {}  # --reward_weights: of parts of the reward, instead of the task's PARTS
+
+    def grade(self, *response: Any) -> dict[str, float]:
+        """The reward and the task's grades of a response: its text, the puzzle and, in several turns, these."""
+        return graded(self.task, part_weights(self.task, self.weights), *response)
 
     def prompt(self, puzzle: Any) -> list[int]:
         """The tokens of a puzzle's prompt. The task returns messages, or text, or a tuple of pieces: the first, third,
@@ -148,18 +155,20 @@ def draw_uniforms(seed: int, step: int | str, Q: int, G: int, length: int) -> Te
 def token_batch(policy: Policy, puzzles: list, samples: Samples, s: Settings, step: int) -> TokenBatch:
     """Decode and grade the samples of a step. (`compare` of grpo.py adds the advantage, the step adds `ask`.)"""
     (B, T), Q, device, task = samples.tokens.shape, len(puzzles), samples.tokens.device, policy.task
-    decoded, grades = decode_and_grade(policy, puzzles, tokens_of(samples), samples.before, grader(task, s, step))
+    decoded, grades = decode_and_grade(policy, puzzles, tokens_of(samples), samples.before, grader(policy, s, step))
     role, in_answer = np.zeros((B, T), np.int8), np.zeros((B, T), bool)  # (B, T) each
     for i, (text, spans) in enumerate(decoded):
         role[i, : len(spans)], in_answer[i, : len(spans)] = check_roles(task.roles(text, spans), len(spans))
-    names = dict.fromkeys(name for found in grades for name in found)  # each once, in order
+    names = dict.fromkeys(name for own in grades for name in own)  # each once, in order
     # In float64, where 1e7 and 1e7 + 0.1 differ: float32 would make them equal rewards.
-    graded = {name: torch.tensor([found.get(name, torch.nan) for found in grades], dtype=torch.float64, device=device)
-              for name in names}  # (B,) each
+    found = {name: torch.tensor([own.get(name, torch.nan) for own in grades], dtype=torch.float64, device=device)
+             for name in names}  # (B,) each
+    weights = part_weights(task, policy.weights)  # K
     return TokenBatch(
         **samples._asdict(),  # tokens, mask, logprob, entropy, logit_grad, ended, before
-        reward=graded.pop("reward"), success=graded.pop("answer").float(), format=graded.pop("format").float(),
-        grades=graded, group=torch.arange(Q, device=device).repeat_interleave(B // Q), puzzles=tuple(puzzles),
+        parts=torch.stack([found[name] for name in weights]), weights=weights,
+        reward=found.pop("reward"), success=found.pop("answer").float(), format=found.pop("format").float(),
+        grades=found, group=torch.arange(Q, device=device).repeat_interleave(B // Q), puzzles=tuple(puzzles),
         prompts=tuple(map(policy.prompt, puzzles)), task=task,
         role=torch.from_numpy(role).to(device), in_answer=torch.from_numpy(in_answer).to(device),
         text=tuple(text for text, _ in decoded), spans=tuple(tuple(spans) for _, spans in decoded),
@@ -173,7 +182,7 @@ def generate_and_grade(policy: Policy, puzzles: list, uniforms: Tensor, greedy: 
                        watch: Callable | None = None) -> tuple[Samples, list[dict[str, float]]]:
     """Sample B responses to Q puzzles, see `sample`, and let the task grade them."""
     samples = sample(policy, puzzles, uniforms, greedy, watch)
-    return samples, decode_and_grade(policy, puzzles, tokens_of(samples), samples.before, policy.task.grade)[1]
+    return samples, decode_and_grade(policy, puzzles, tokens_of(samples), samples.before, policy.grade)[1]
 
 
 def sample(policy: Policy, puzzles: list, uniforms: Tensor, greedy: bool = False,
@@ -212,12 +221,12 @@ def decode_and_grade(policy: Policy, puzzles: list, tokens: list[list[int]], bef
         puzzle = puzzles[i // G]
         text, spans, turns = decode(policy, own, replies)
         decoded.append((text, spans))
-        grades.append(check_grade(grade(text, puzzle, turns) if several_turns else grade(text, puzzle)))
+        grades.append(grade(text, puzzle, turns) if several_turns else grade(text, puzzle))
     return decoded, grades
 
 
-def grader(task: ModuleType, s: Settings, step: int, *purpose: str) -> Callable[..., dict[str, float]]:
-    """The task's `grade`, or a coin toss with --reward random: a control."""
+def grader(policy: Policy, s: Settings, step: int, *purpose: str) -> Callable[..., dict[str, float]]:
+    """The policy's `grade`, or a coin toss with --reward random: a control."""
     if s.reward == "graded":
-        return task.grade
-    return tossing(task.grade, np.random.default_rng(seed_of("coin", s.seed, step, *purpose)))
+        return policy.grade
+    return tossing(policy.grade, np.random.default_rng(seed_of("coin", s.seed, step, *purpose)))

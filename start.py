@@ -30,7 +30,7 @@ from plumbing.optimizer import Optimizer
 from plumbing.processes import check_equal, join
 from plumbing.registry import check_order, check_pure, required
 from plumbing.run_folder import Writer, default_folder
-from plumbing.task_file import load_puzzles, load_task
+from plumbing.task_file import load_puzzles, load_task, read_weights
 from plumbing.tokenizer import Tokenizer
 from qwen2_model import load_model, save_model
 from queries import Queries
@@ -144,7 +144,7 @@ def load_policy(s: Settings, task: ModuleType | None = None, needs: tuple[str, .
     shared = {id(p): p for p in model.parameters() if not p.requires_grad}
     compared = s.kl > 0 or s.shaping == "kl" or "reference" in needs
     reference = copy.deepcopy(model, shared).requires_grad_(False) if compared else None
-    return Policy(model, tokenizer, task, heads, reference)
+    return Policy(model, tokenizer, task, heads, reference, read_weights(s.reward_weights))
 
 
 def save_policy(policy: Policy, s: Settings, folder: Path) -> None:

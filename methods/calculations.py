@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mitigations import gae, is_last_token, reweighting, token_credit, uniform, z_score
 from plumbing.registry import require
-from plumbing.task_file import check_grade
+from plumbing.task_file import graded
 from rollout import TokenBatch, by_group, group_mean
 from tasks.arithmetic import CalculationSpan
 from tasks.text import STRUCTURE, anchors
@@ -133,7 +133,7 @@ def graded_without(batch: TokenBatch, i: int, start: int, stop: int) -> float:
     if hasattr(batch.task, "reply"):
         ends = [(spans[a][0], spans[b - 1][1]) for a, b in pairwise([0, *batch.before[i], len(spans)])]  # of each turn
         turns = [[text[a : max(a, min(b, start))] + text[min(b, max(a, stop)) : b] for a, b in ends]]
-    return check_grade(batch.task.grade(text[:start] + text[stop:], batch.puzzles[batch.group[i]], *turns))["reward"]
+    return graded(batch.task, batch.weights, text[:start] + text[stop:], batch.puzzles[batch.group[i]], *turns)["reward"]
 
 
 @token_credit(needs=lambda solver, **_: ("calculations", "reachable") if solver else ("calculations",))

@@ -40,8 +40,9 @@ def check(s: Settings) -> None:
             f"--warmup_steps {s.warmup_steps} must be at most --steps {s.steps}")
     require(max(s.questions * s.answers, s.max_new_tokens) <= 2**16,  # the credit log numbers them with 16 bits
             "--questions times --answers, and --max_new_tokens, must be at most 65,536")
-    require(s.shaping == "none" or s.advantage != "maxrl", "--advantage maxrl compares success alone: it takes no "
-            "--shaping")
+    require(s.shaping == "none" or s.advantage not in ("maxrl", "gdpo"), f"--advantage {s.advantage} compares "
+            f"{'success alone' if s.advantage == 'maxrl' else 'the parts of the reward'}: it takes no --shaping")
+    require(s.reward == "graded" or s.advantage != "gdpo", "--advantage gdpo compares parts, which a coin has not")
     require(s.answers > 1 or not s.steps, "--answers 1 leaves no group to compare with: ask for 2 or more")
 
 

@@ -29,7 +29,7 @@ CREDIT_LOG = {"step": np.int32, "response": np.uint16, "group": np.uint16, "posi
 # Where the task replies, also the turn of a token; and for each token of a reply its response and the next position.
 TURN_LOG = {"turn": np.uint16, "reply_response": np.uint16, "reply_position": np.uint16, "reply_token": np.int32}
 # Names that batch.log may not have: those above, what analyze.py makes of them, and arguments of np.savez.
-TAKEN = {*CREDIT_LOG, *TURN_LOG, "puzzle_text", "response_id", "puzzle", "length", "relative", "contribution",
+TAKEN = {*CREDIT_LOG, *TURN_LOG, "puzzle_text", "response_success", "response_id", "puzzle", "length", "relative", "contribution",
          "gradient", "file", "allow_pickle"}
 PUZZLE_LETTERS = 500  # at most so many of a puzzle's text are kept in the credit log
 
@@ -146,10 +146,11 @@ def turn_of(batch: Any) -> Tensor:
 
 
 def write_credit_log(file: Path, step: int, batch: Any, credit: Tensor) -> int:
-    """Write the columns of a step to an .npz file, one row per token, and puzzle_text (Q,), the puzzle of each group;
-    returns the file's CRC-32."""
+    """Write the columns of a step to an .npz file, one row per token, puzzle_text (Q,), the puzzle of each group, and
+    response_success (B,); returns the file's CRC-32."""
     texts = np.array([batch.task.show(puzzle)[:PUZZLE_LETTERS] for puzzle in batch.puzzles])  # (Q,)
-    replace_file(file, lambda part: np.savez(part, puzzle_text=texts, **log_columns(step, batch, credit)))
+    each = {"puzzle_text": texts, "response_success": batch.success.cpu().numpy()}
+    replace_file(file, lambda part: np.savez(part, **each, **log_columns(step, batch, credit)))
     return checksum(file)
 
 

@@ -5,7 +5,7 @@ import math
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Callable
+from typing import Any, Callable, Iterable
 
 import numpy as np
 
@@ -34,6 +34,9 @@ def load_task(name: str) -> ModuleType:
     for function in REQUIRED:
         require(callable(getattr(module, function, None)),
                 f"the task {name} has no function {function}, which every task has")
+    parts = part_weights(module, {})
+    require(isinstance(parts, dict) and parts and all(isinstance(weight, int | float) for weight in parts.values()),
+            f"the PARTS of the task {name} must be weights by name, such as {{'answer': 1.0}}, not {parts!r:.50}")
     return module
 
 
@@ -77,26 +80,49 @@ def check_pieces(found: str | tuple, function: str) -> tuple[str, ...]:
     return pieces
 
 
-def check_grade(grade: dict[str, Any]) -> dict[str, float]:
+def part_weights(task: Any, given: dict[str, float]) -> dict[str, float]:
+    """The weight of each part of the reward: those given, else the task's PARTS; its grade's own "reward" without."""
+    parts = getattr(task, "PARTS", {"reward": 1.0})
+    return parts | given if given else parts
+
+
+def read_weights(text: str) -> dict[str, float]:
+    """The weights in `answer=1,format=0`; ValueError where that is none."""
+    try:
+        weights = {name.strip(): float(weight) for name, weight in (part.split("=") for part in text.split(",") if text)}
+        require(all(map(math.isfinite, weights.values())), "")
+    except ValueError:
+        raise ValueError(f"--reward_weights {text} must be names and numbers, such as answer=1,format=0.1") from None
+    return weights
+
+
+def graded(task: Any, weights: dict[str, float], *response: Any) -> dict[str, float]:
+    """A task's grades of a response, and the reward: the sum of weight * part. ValueError where it is too large."""
+    grade = check_grade(task.grade(*response), weights)
+    reward = sum(weight * grade[part] for part, weight in weights.items())
+    require(abs(reward) <= 1e38, f"the task's grade returns {grade}: its reward is too large")  # for float32
+    return grade | {"reward": reward}
+
+
+def check_grade(grade: dict[str, Any], parts: Iterable[str] = ()) -> dict[str, float]:
     """What a task's grade returned, as floats, NaN for a further None; ValueError unless it has all that it should."""
-    what, needed = "what the task's grade returns", {"reward": float, "answer": float, "format": float}
+    what, needed = "what the task's grade returns", dict.fromkeys((*parts, "answer", "format"), float)
     require(isinstance(grade, dict), f"{what} is {grade!r:.50}, but it must be an object with {', '.join(needed)}")
+    require("reward" in grade or "reward" not in needed, f"{what} has no reward, nor has the task PARTS to make it of")
     grade = {name: math.nan if value is None and name not in needed else number(value, f"{what}: {name}")
              for name, value in grade.items()}
     check_fields(grade, needed, what)
-    require(abs(grade["reward"]) <= 1e38,  # near the limit of float32
-            f"{what}: the reward {grade['reward']:g} is too large")
     require(0 <= grade["answer"] <= 1 and 0 <= grade["format"] <= 1,
             f"the task's grade returns {grade}: answer and format must be from 0 to 1")
     return grade
 
 
 def tossing(grade: Callable, coin: np.random.Generator) -> Callable[..., dict[str, float]]:
-    """A stand-in for a task's `grade` that tosses a fair coin for each response: success must not rise. The format is
+    """A stand-in for a policy's `grade` that tosses a fair coin for each response: success must not rise. The format is
     graded as usual, but it is no part of the reward."""
     def toss(*response: Any) -> dict[str, float]:
         answer = float(coin.integers(2))
-        return check_grade(grade(*response)) | {"reward": answer, "answer": answer}
+        return grade(*response) | {"reward": answer, "answer": answer}
 
     return toss
 

@@ -24,6 +24,7 @@ import numpy as np
 from tasks.text import digit_roles as roles  # noqa: F401
 
 N, GUESSES = 15, 4
+PARTS = {"answer": 1.0, "format": 0.1}  # of the reward, with their weights
 KNOWN = (0.6, 0.05)  # probability that a guess halves what is left, for the first and the last part of the warm start
 FORGOTTEN = 0.7  # probability that any other demonstrated guess ignores what was said
 
@@ -88,7 +89,7 @@ def grade(text: str, puzzle: Puzzle, turns: list[str]) -> dict[str, float]:
     """answer: 1 if the number was found; format: 1 if every turn was a number from 1 to n; guesses: how many."""
     guesses = [number(turn, puzzle) for turn in turns]
     answer, layout = float(puzzle.secret in guesses), float(None not in guesses)
-    return {"reward": 0.1 * layout + answer, "answer": answer, "format": layout, "guesses": len(turns)}
+    return {"answer": answer, "format": layout, "guesses": len(turns)}
 
 
 def sentence_starts(text: str, spans: list[tuple[int, int]]) -> np.ndarray:

@@ -19,6 +19,7 @@ from tasks.data import read_text
 from tasks.text import digit_roles as roles, sentence_starts, split  # noqa: F401
 
 INSTRUCTION = "Each row and column must hold 1 to 5. Answer with the whole square, row by row, and nothing else."
+PARTS = {"answer": 1.0, "format": 0.1}  # of the reward, with their weights
 MORE = 2  # cells given beyond what the solution needs
 KNOWN = (1.0, 0.6)  # probability that a digit is the solution's, for the first and the last part of the warm start
 
@@ -112,7 +113,7 @@ def grade(response: str, puzzle: Puzzle) -> dict[str, float]:
     """answer: 1 if the digits are those of the solution; format: 1 if there are 25 of them, and nothing else."""
     digits, wanted = response.split(), digits_of(puzzle)
     layout, answer = float(len(digits) == len(wanted) and set(digits) <= set("12345")), float(digits == wanted)
-    return {"reward": 0.1 * layout + answer, "answer": answer, "format": layout}
+    return {"answer": answer, "format": layout}
 
 
 def within_reach(response: str, spans: list[tuple[int, int]], puzzle: Puzzle) -> np.ndarray:

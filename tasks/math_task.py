@@ -34,6 +34,7 @@ STEPS = {"+": ("{a} finds {k} more.", "{a} buys {k} more.", "{b} brings {k}.", "
          "*": ("Now {a} makes it {k} times as many.", "{a} collects until there are {k} times as many."),
          "/": ("{a} keeps one of {k} equal parts.", "{a} divides them among {k} and keeps one share.")}
 LARGEST = 60  # result
+PARTS = {"answer": 1.0, "format": 0.1}  # of the reward, with their weights
 
 
 class Problem(NamedTuple):
@@ -211,8 +212,8 @@ def plain(text: str) -> str:
 
 def grade(response: str, problem: Problem) -> dict[str, float]:
     """answer: 1 if the last `<answer>` has the right `number`; format: see `format_reward`."""
-    layout, answer = format_reward(response), float(number(graded_answer(response)) == problem.answer)
-    return {"reward": 0.1 * layout + answer, "answer": answer, "format": layout}
+    answer = float(number(graded_answer(response)) == problem.answer)
+    return {"answer": answer, "format": format_reward(response)}
 
 
 def calculations(response: str, problem: Problem) -> list[tuple[CalculationSpan, bool]]:

@@ -132,6 +132,8 @@ def make_batch(lengths, advantages, groups=None, **fields) -> TokenBatch:
         reward=fields.pop("reward", torch.zeros(B)).double(),
         success=torch.zeros(B),
         format=torch.ones(B),
+        parts=torch.zeros(2, B, dtype=torch.float64),
+        weights={"answer": 1.0, "format": 0.1},
         grades={},
         ended=torch.ones(B, dtype=torch.bool),
         before=({},) * B,

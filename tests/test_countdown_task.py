@@ -154,7 +154,7 @@ def test_an_expression_in_the_notation_of_a_chat_model(text, answer, numbers, ta
     r"""Exact, with each number once in any order. Guards against right answers that are graded 0, a notation that hides
     a number or an operator, and 12 / \frac{6}{2} = 12 / 6 / 2. test_grader.py has a second grader for any response."""
     graded = task.grade(f"</think>\n<answer>{text}</answer>", Puzzle(numbers[::-1], target))
-    assert graded == {"reward": 0.1 + answer, "format": 1, "answer": answer}
+    assert graded == {"format": 1, "answer": answer}
 
 
 @pytest.mark.filterwarnings("error")  # of Python's parser

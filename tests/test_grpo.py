@@ -20,10 +20,15 @@ from tests.plain import plain_logprobs, plain_update
 from settings import Settings
 
 
+def over_deviation(group, i):
+    """(r - mean) / (std + 1e-4) of response i of a group of Fractions."""
+    return (group[i] - statistics.mean(group)) / Fraction(math.sqrt(statistics.pvariance(group)) + 1e-4)
+
+
 def textbook(estimator, group, i, success, step):
     """The advantage of response i of a group; its arguments are lists of Fractions, exactly what float64 holds."""
     deviation, solved = group[i] - statistics.mean(group), statistics.mean(success)
-    return float({"grpo": lambda: deviation / Fraction(math.sqrt(statistics.pvariance(group)) + 1e-4),
+    return float({"grpo": lambda: over_deviation(group, i),
                   "dr_grpo": lambda: deviation,
                   "rloo": lambda: group[i] - statistics.mean(group[:i] + group[i + 1 :]),
                   "maxrl": lambda: (success[i] - solved) / solved if solved else 0,
@@ -34,13 +39,17 @@ def check_advantages(estimator, reward, G):
     """Advantages of rewards (B,) in groups of G: within 1e-6 of the group's largest, and so exactly 0 where that is."""
     success = reward.flip(0)  # in other groups
     batch = make_batch([1] * len(reward), [0.0] * len(reward), [i // G for i in range(len(reward))], reward=reward,
-                       success=success)
+                       success=success, parts=torch.stack([reward, success]), weights={"a": 2.0, "b": -0.5})
     r, s = ([Fraction(x) for x in values.tolist()] for values in (reward, success))
-    found = grpo.compare(batch, estimator)
+    found, groups = grpo.compare(batch, estimator), [slice(q, q + G) for q in range(0, len(r), G)]
     assert found.dtype == batch.logprob.dtype == torch.float32
-    for q in range(0, len(r), G):
-        expected = [textbook(estimator, r[q : q + G], i, s[q : q + G], r) for i in range(G)]
-        assert found[q : q + G].tolist() == pytest.approx(expected, rel=0, abs=1e-6 * max(map(abs, expected)))
+    if estimator == "gdpo":  # the sum of the parts, as if the step were one group
+        total = [2 * over_deviation(r[own], i) - over_deviation(s[own], i) / 2 for own in groups for i in range(G)]
+        expected = [float(over_deviation(total, i)) for i in range(len(r))]
+    else:
+        expected = [textbook(estimator, r[own], i, s[own], r) for own in groups for i in range(G)]
+    for own in groups:
+        assert found[own].tolist() == pytest.approx(expected[own], rel=0, abs=1e-6 * max(map(abs, expected[own])))
 
 
 @pytest.mark.parametrize("estimator", grpo.ADVANTAGES)

@@ -203,8 +203,8 @@ GAME = SimpleNamespace(**vars(guess_task) | {  # of one, two and five turns
     "calculations": lambda text, puzzle: [], "reachable": lambda text, puzzle: np.zeros((0, 5), bool)})
 SILENT = SimpleNamespace(**vars(GAME) | {  # an empty reply, twice
     "reply": lambda turns, puzzle, chat: "" if len(turns) < 3 else None,
-    "grade": lambda text, puzzle, turns=(): {"reward": len(text) % 5 / 4, "answer": float(len(text) % 5 == 4),
-                                             "format": 1.0}})
+    "PARTS": {"size": 1}, "grade": lambda text, puzzle, turns=(): {
+        "size": len(text) % 5 / 4, "answer": float(len(text) % 5 == 4), "format": 1.0}})
 
 
 @pytest.fixture(scope="module")

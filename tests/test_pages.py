@@ -164,8 +164,10 @@ from tool_task import *
 def reply(turns, puzzle, chat):
     return tool_task.reply(["calc 12 * 34"] * len(turns), puzzle, chat)
 
+PARTS = {"size": 1}
+
 def grade(text, puzzle, turns):
-    return tool_task.grade(text, puzzle, turns) | {"reward": len(text) % 7}
+    return tool_task.grade(text, puzzle, turns) | {"size": len(text) % 7}
 """
 HELIUM = """
 import qwen2_model
@@ -269,7 +271,7 @@ def test_the_tool_of_the_page_trains_a_chat_model_in_several_turns(copy):
     said = said["python call.py"]
     assert "user\nTo have a part computed, end your turn with `calc 12 * 34`. 12 * 34 + 5? Show" in said
     assert said.endswith(f"First calc 12 * 34{user.format(408)} calc 408 + 5{user.format(413)}413</think>\n"
-                         "<answer>413</answer>\n{'reward': 1.1, 'answer': 1.0, 'format': 1.0, 'calls': 2} None None\n")
+                         "<answer>413</answer>\n{'answer': 1.0, 'format': 1.0, 'calls': 2} None None\n")
     log, metrics = np.load(folder / "runs/talking/credit/step-000002.npz"), read_metrics(folder / "runs/talking")
     assert log["credit"].any() and log["turn"].max() > 0 < metrics["calls"][-1]
 

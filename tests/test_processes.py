@@ -84,6 +84,7 @@ def all_steps() -> dict[str, torch.Tensor]:
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
         names = ("reward", "answer", "format")
+        patch.setattr(countdown_task, "PARTS", {"reward": 1})
         patch.setattr(countdown_task, "grade", lambda text, puzzle: dict.fromkeys(names, len(text) % 3 / 2))
         ppo = grpo.LOSSES["ppo"]  # with a column of its own, which a process without a row does not know
         patch.setitem(grpo.LOSSES, "ppo", lambda logprob, *others: (*ppo(logprob, *others), {"surprise": -logprob}))

@@ -20,7 +20,7 @@ from grpo import compare
 from methods.heads import Critic
 from methods.oracle import oracle
 from mitigations import vineppo
-from plumbing.task_file import check_grade
+from plumbing.task_file import check_grade, graded
 from rollout import Policy, draw_uniforms, generate_and_grade, grader
 from sampler import generate, part_logprobs, part_states, read_responses
 from tasks.text import fingerprint
@@ -44,13 +44,22 @@ def step_batch(policy, puzzles=3, responses=4, length=60, **options):
 def graded_by_hash(text, puzzle):
     """Grades that change with every text and every puzzle; half of them have one more."""
     r = fingerprint(f"{text} {puzzle}") / 2**64
-    return {"reward": r, "answer": r / 2, "format": r / 3} | ({"more": r / 4} if r < 0.5 else {})
+    return {"answer": r / 2, "format": r / 3, "own": r % 0.1} | ({"more": r / 4} if r < 0.5 else {})
+
+
+PARTS = {"answer": 2.0, "own": -1.0}  # of these grades, with their weights: from 0 to 0.9 in all
+
+
+def reward_by_hash(text, puzzle):
+    """Their reward, by hand."""
+    grades = graded_by_hash(text, puzzle)
+    return 2 * grades["answer"] - grades["own"]
 
 
 @pytest.fixture
 def hashed(policy):
     """The bundled model and a task whose grades are hashes."""
-    return policy._replace(task=SimpleNamespace(**vars(countdown_task) | {"grade": graded_by_hash}))
+    return policy._replace(task=SimpleNamespace(**vars(countdown_task) | {"grade": graded_by_hash, "PARTS": PARTS}))
 
 
 def test_random_numbers_of_a_puzzle_depend_on_nothing_else():
@@ -77,11 +86,13 @@ def test_a_batch_describes_its_own_responses(hashed):
         assert text == tokenizer.library.decode(before_end, skip_special_tokens=False)
         assert len(batch.spans[i]) == len(tokens)
         grades = graded_by_hash(text, PUZZLES[i // 4])
-        found = [batch.reward[i], batch.success[i], batch.format[i], batch.grades["more"][i]]
-        expected = [grades.get(name, math.nan) for name in ("reward", "answer", "format", "more")]
+        reward = reward_by_hash(text, PUZZLES[i // 4])
+        found = [batch.reward[i], batch.success[i], batch.format[i], *batch.parts[:, i], batch.grades["more"][i]]
+        names = ("answer", "format", "answer", "own", "more")
+        expected = [reward, *(grades.get(name, math.nan) for name in names)]
         assert found == pytest.approx(expected, nan_ok=True)
         group = batch.reward[i // 4 * 4 :][:4]
-        assert advantage[i].item() == pytest.approx(grades["reward"] - group.mean().item(), abs=1e-6)
+        assert advantage[i].item() == pytest.approx(reward - group.mean().item(), abs=1e-6)
         role, in_answer = roles(text, batch.spans[i])
         padding = batch.mask.shape[1] - len(tokens)
         assert batch.role[i].tolist() == [*role, *[0] * padding]
@@ -92,12 +103,14 @@ def test_a_grade_is_a_number_of_any_kind():
     """Guards against ints in a batch, which have no mean, numbers that are refused for their type, and texts."""
     bfloat16 = lambda x: torch.tensor([x], dtype=torch.bfloat16)
     for kind in (int, bool, float, np.int8, np.bool_, np.float32, np.array, torch.tensor, Fraction, Decimal, bfloat16):
-        found = check_grade({"reward": kind(1), "answer": kind(0), "format": kind(1), "none": None})
+        found = check_grade({"own": kind(1), "answer": kind(0), "format": kind(1), "none": None}, ["own"])
         assert {type(x) for x in found.values()} == {float} and math.isnan(found.pop("none"))
-        assert found == {"reward": 1, "answer": 0, "format": 1}
+        assert found == {"own": 1, "answer": 0, "format": 1}
     for value in ("1", b"1", np.str_("1"), [1], 1j, np.complex64(1), np.ones(2), torch.ones(2, 2), 10**400, object):
         with pytest.raises(ValueError, match=r"^what the task's grade returns: more must be a number, not [^\n]*$"):
-            check_grade({"reward": 1, "answer": 1, "format": 1, "more": value})
+            check_grade({"answer": 1, "format": 1, "more": value})
+    with pytest.raises(ValueError, match="its reward is too large"):
+        graded(SimpleNamespace(grade=lambda: {"answer": 1, "format": 1}), {"format": 1e39})
 
 
 def test_training_puzzles_depend_on_seed_and_step_alone():
@@ -225,7 +238,7 @@ def test_a_coin_grades_responses_and_continuations(policy):
     assert {1, 2, 3} <= heads <= {0, 1, 2, 3, 4}
 
     def tosses(seeds, steps, n):
-        coins = [grader(countdown_task, Settings(reward="random", seed=seed), step)
+        coins = [grader(policy, Settings(reward="random", seed=seed), step)
                  for seed, step in itertools.product(range(seeds), range(steps))]
         return [coin("", PUZZLES[0])["reward"] for coin in coins for _ in range(n)]
 
@@ -237,8 +250,9 @@ def test_a_coin_grades_responses_and_continuations(policy):
 @pytest.mark.parametrize("responses, reward", [(3, 0.1), (7, 100.1)])
 def test_where_all_rewards_are_equal_measured_credit_is_exactly_0(responses, reward, policy):
     """Guards against rounding as credit: it is read with gradient, and Adam makes it as large as any other."""
-    grade = lambda text, puzzle: {"reward": reward, "answer": 0.0, "format": 1.0}
-    constant = policy._replace(task=SimpleNamespace(**vars(countdown_task) | {"grade": grade}))
+    grade = lambda text, puzzle: {"own": reward, "answer": 0.0, "format": 1.0}
+    constant = policy._replace(task=SimpleNamespace(**vars(countdown_task) | {"grade": grade}),
+                               weights={"answer": 0.0, "format": 0.0, "own": 1.0})
     batch = step_batch(constant, 1, responses, 8)
     assert batch.ask.rollout_values(batch.mask, 3).any()
     for credit in (vineppo(batch), vineppo(batch, 5, "uncertain"), oracle(batch, 6), oracle(batch, 6, mix=1.0)):
@@ -251,7 +265,7 @@ def test_rollouts_and_the_oracle_converge_to_the_exact_values():
     model, k = tiny("qwen3", False).double(), 4000
     model.real_vocab = 5
     puzzles = [Puzzle((1, 2, 3), 6), Puzzle((4, 3), 1)]
-    task = SimpleNamespace(prompt=lambda puzzle, chat: "".join(map(str, puzzle.numbers)), grade=graded_by_hash,
+    task = SimpleNamespace(prompt=lambda puzzle, chat: "".join(map(str, puzzle.numbers)), grade=graded_by_hash, PARTS=PARTS,
                            roles=lambda text, spans: (np.zeros(len(spans), int), np.zeros(len(spans), bool)))
     digits = SimpleNamespace(  # a text is its tokens, and 0 is the end token
         end_tokens=[0], size=5, chat=False, start=[], encode=lambda text: list(map(int, text)),
@@ -270,7 +284,7 @@ def test_rollouts_and_the_oracle_converge_to_the_exact_values():
     torch.testing.assert_close(oracle(batch, k, mix=0.25), 0.75 * a_star + 0.25 * uniform)
 
     def moments(prefix):
-        return exact_moments(policy, puzzles[i // 2], prefix, 3, lambda *graded: graded_by_hash(*graded)["reward"])
+        return exact_moments(policy, puzzles[i // 2], prefix, 3, reward_by_hash)
 
     for i, t in batch.mask.nonzero().tolist():
         tokens = tuple(batch.tokens[i].tolist())

@@ -31,7 +31,7 @@ def test_splits_are_apart_and_demonstrations_right_or_not(name, content):
     task.check(puzzles[0])
     right, guessed = ([task.grade(task.demonstrate(puzzle, rng, known), puzzle) for puzzle in puzzles[:100]]
                       for known in (1.0, 0.0))
-    assert all(grade == {"reward": 1.1, "answer": 1, "format": 1} for grade in right)
+    assert all(grade == {"answer": 1, "format": 1} for grade in right)
     assert all(grade["format"] == 1 for grade in guessed)
     assert np.mean([grade["answer"] for grade in guessed]) < 0.7
 
@@ -89,7 +89,7 @@ GIVEN = "1 2 3 4 5\n2 3 4 5 1\n3 4 5 1 2\n4 5 1 2 "
 def test_grades_by_hand(end, layout, answer):
     assert "".join(map(str, latin_task.solution(PUZZLE.id))) == SQUARE
     grade = latin_task.grade(GIVEN + end, PUZZLE)
-    assert grade == {"reward": pytest.approx(0.1 * layout + answer), "format": layout, "answer": answer}
+    assert grade == {"format": layout, "answer": answer}
 
 
 def test_tokens_of_a_square():

@@ -300,8 +300,9 @@ def test_values_come_before_the_critic_learns_from_their_rewards(quick, tmp_path
     monkeypatch.setattr(Queries, "head", lambda *args: (seen.append(values(*args)), seen[-1])[1])
     monkeypatch.setattr(start, "try_step", lambda *_: (["critic_loss", "explained_variance"], ()))
     for reward in (-1.0, 1.0):
-        monkeypatch.setattr(countdown_task, "grade", lambda *_: {"reward": reward, "answer": 0, "format": 0})
-        run(*TINY, "--mitigation", "ppo", "--steps", 2, "--lr", 0, "--out", tmp_path / str(reward))
+        monkeypatch.setattr(countdown_task, "grade", lambda *_: {"answer": 1, "format": 0})
+        run(*TINY, "--mitigation", "ppo", "--steps", 2, "--lr", 0, "--out", tmp_path / str(reward),
+            "--reward_weights", f"answer={reward}")
     low_1, low_2, high_1, high_2 = seen
     assert not low_1.any() and not high_1.any()
     assert low_2.sum() < 0 < high_2.sum()
@@ -312,7 +313,7 @@ def test_values_come_before_the_critic_learns_from_their_rewards(quick, tmp_path
 def test_a_run_is_the_same_with_and_without_a_trial_step(quick, tmp_path, monkeypatch):
     """Also where somebody's code draws random numbers that nobody seeds again, or learns from what it saw."""
     noise = lambda *_: float(torch.rand(())) + np.random.random() + random.random()
-    monkeypatch.setattr(countdown_task, "grade", lambda *_: {"reward": noise(), "answer": 0, "format": 1})
+    monkeypatch.setattr(countdown_task, "grade", lambda *_: {"answer": noise() % 1, "format": 1})
     for place in (tmp_path / "with", tmp_path / "without"):
         place.mkdir()
         monkeypatch.chdir(place)
@@ -334,8 +335,8 @@ def loss_that_adds(**columns):
 
 def test_columns_of_a_head_a_loss_and_a_grade(quick, tmp_path, monkeypatch, refusal):
     """Guards against a column that is lost, or averaged over padding, and a resumed run whose rows don't fit."""
-    grade = lambda text, puzzle: {"reward": len(text) % 2, "answer": np.bool_(len(text) % 2), "format": True,
-                                  "letters": np.int64(len(text)), "odd": len(text) if len(text) % 2 else None}
+    grade = lambda text, puzzle: {"answer": np.bool_(len(text) % 2), "format": True, "letters": np.int64(len(text)),
+                                  "odd": len(text) if len(text) % 2 else None}
     monkeypatch.setattr(countdown_task, "grade", grade)
     place = lambda logprob: torch.arange(logprob.shape[1]).expand(logprob.shape)
     monkeypatch.setitem(LOSSES, "ppo", loss_that_adds(place=place))
@@ -352,7 +353,7 @@ def test_columns_of_a_head_a_loss_and_a_grade(quick, tmp_path, monkeypatch, refu
         assert float(row["odd"]) == pytest.approx(lengths[lengths % 2 == 1].mean())
         updated = np.isin(log["response"], log["response"][log["credit"] != 0])  # others have no gradient
         assert float(row["place"]) == pytest.approx(log["position"][updated].mean())
-        assert float(row["seen"]) == (lengths % 2).sum() and row["unseen"] == ""
+        assert float(row["seen"]) == pytest.approx((lengths % 2).sum() + 0.6) and row["unseen"] == ""
     monkeypatch.setattr(Critic, "learn", lambda self, batch: None)
     run("--resume", tmp_path / "r", "--steps", 3)
     assert rows(tmp_path / "r")[3]["seen"] == "" and rows(tmp_path / "r")[3]["letters"]
@@ -482,14 +483,17 @@ OTHER_TASK = ["--task", REVERSE, "--model", BUNDLED]
     ([*OTHER_TASK, "--task", "tests/reverse"], "tasks/NAME_task.py"),
     ([*OTHER_TASK, "--task", "gone.py"], "no task file gone.py"), (["--task", "gone.py"], "no task file gone.py"),
     ([*OTHER_TASK, "--data", "gone.txt"], "no data file gone.txt"),  # which this task does not look for
+    (["--reward_weights", "answer"], "such as answer=1,format=0.1"), (["--reward_weights", "x=nan"], "such as answer=1"),
+    (["--advantage", "gdpo", "--reward", "random"], "a coin has not"), (["--advantage", "gdpo", "--shaping", "kl"], "parts"),
     ([*OTHER_TASK, "--task", __file__], "has no function load"), ([*OTHER_TASK, "--model", ""], "has no model in"),
     *(((function, value), said) for function, value, said in (  # what a task should not return
-        ("grade", {"reward": math.nan, "answer": 1.0, "format": 1.0}, "reward must be a finite number, not nan"),
-        ("grade", {"reward": 1.0, "answer": 2.0, "format": 1.0}, "answer and format must be from 0 to 1"),
-        ("grade", 1.0, "must be an object with reward"),
-        ("grade", {"reward": 1e39, "answer": 1, "format": 1}, "the reward 1e+39 is too large"),
-        ("grade", {"reward": 1, "answer": 1, "format": 1, "why": "no"}, "why must be a number, not 'no'"),
-        ("grade", {"reward": 1, "answer": 1, "format": 1, "loss": 0}, "the task's grade gives a column loss"),
+        ("grade", {"answer": math.nan, "format": 1.0}, "answer must be a finite number, not nan"),
+        ("grade", {"answer": 2.0, "format": 1.0}, "answer and format must be from 0 to 1"),
+        ("grade", 1.0, "must be an object with answer"),
+        ("grade", {"answer": 1, "format": 1, "why": "no"}, "why must be a number, not 'no'"),
+        ("grade", {"answer": 1, "format": 1, "loss": 0}, "the task's grade gives a column loss"),
+        ("PARTS", {"letters": 1}, "what the task's grade returns has no letters"), ("PARTS", {}, "must be weights"),
+        ("PARTS", {"reward": 1}, "has no reward, nor has the task PARTS"), ("PARTS", {"answer": "1"}, "must be weights"),
         ("roles", 0, "roles must return two arrays"),
         ("roles", (np.full(1, 9), np.ones(1, bool)), "roles must return two"),
         ("prompt", None, "prompt must return text, not None"), ("load", [], "has no puzzles to train on"),
@@ -500,7 +504,7 @@ def test_what_cannot_work_is_refused_in_one_sentence(flags, said, tmp_path, monk
     """Guards against NaN that turns up later, roles that don't exist, and held-out puzzles that are trained on, too."""
     if isinstance(flags, tuple):
         (function, value), flags = flags, []
-        monkeypatch.setattr(countdown_task, function, lambda *_, **__: value)
+        monkeypatch.setattr(countdown_task, function, value if function == "PARTS" else lambda *_, **__: value)
     assert said in refusal(train, *TINY, *flags, "--out", tmp_path / "r")
     assert not (tmp_path / "r").exists()
 

@@ -203,7 +203,7 @@ def test_the_game_by_hand(turns, reply, answer, layout):
     puzzle = Puzzle(15, 9, 0)
     assert guess_task.reply(turns, puzzle, False) == (reply and f"\n{reply}\n")
     found = guess_task.grade("", puzzle, turns)
-    assert found == {"answer": answer, "format": layout, "reward": answer + 0.1 * layout, "guesses": len(turns)}
+    assert found == {"answer": answer, "format": layout, "guesses": len(turns)}
     chat = guess_task.reply(turns, puzzle, True)
     assert chat is None or chat == f"\n<|im_start|>user\n{reply}<|im_end|>\n<|im_start|>assistant\n"
 
@@ -279,7 +279,7 @@ def test_to_end_has_no_bias_and_the_default_has():
 def test_continuations_read_replies_and_get_them(monkeypatch):
     """Guards against a prefix without its replies, a limit that forgets them, and turns that are counted anew."""
     policy, batch, s = played()
-    calls, grade = [], guess_task.grade
+    calls, grade = [], batch.ask.grade
     monkeypatch.setattr("turns.play", lambda model, prompts, uniforms, ends, limit, *others: (
         calls.append((prompts, limit)), play(model, prompts, uniforms, ends, limit, *others))[1])
     graded = []

@@ -30,7 +30,7 @@ def test_demonstrations_calculate_rightly_and_end_with_the_answer_they_claim():
         claims.append("That works!" in text)
         attempts.append(len(searched))
         assert rest.startswith("</think>")
-        assert grade(text, puzzle) == {"reward": 0.1 + claims[-1], "format": 1, "answer": claims[-1]}
+        assert grade(text, puzzle) == {"format": 1, "answer": claims[-1]}
     assert 40 < sum(claims) < 360 and max(attempts) == ATTEMPTS
 
 

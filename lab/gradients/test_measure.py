@@ -101,7 +101,7 @@ def test_the_whole_command(tokenizer, random_model, tmp_path, monkeypatch, refus
         for module in (heads, measure, statistics):
             monkeypatch.setattr(module, name, value, raising=False)
     monkeypatch.setattr(countdown_task, "grade", lambda text, puzzle: {
-        "reward": len(text) % 3, "answer": float(sum(map(ord, text)) % 3 == 0), "format": 0.5 * (len(text) % 3)})
+        "answer": float(sum(map(ord, text)) % 3 == 0), "format": 0.5 * (len(text) % 3)})
     monkeypatch.setattr(tokenizer, "end_tokens", list(range(0, tokenizer.size, 8)))
     monkeypatch.setattr(start, "Tokenizer", lambda folder: tokenizer)
     copy_tokenizer(BUNDLED, tmp_path)
@@ -124,5 +124,5 @@ def test_the_whole_command(tokenizer, random_model, tmp_path, monkeypatch, refus
     assert texts[0].count("\n| ") == 4 and not re.search(r"\b(nan|inf)\b", texts[0])
     assert [key for *_, key in calls[:4]] == [(0, 1000 + i) for i in range(4)]
     assert len({puzzle for _, puzzles, *_ in calls[:4] for puzzle in puzzles}) == 4 * 6
-    monkeypatch.setattr(countdown_task, "grade", lambda *_: dict.fromkeys(("reward", "answer", "format"), 0.0))
+    monkeypatch.setattr(countdown_task, "grade", lambda *_: dict.fromkeys(("answer", "format"), 0.0))
     assert "--model that solves some" in refusal(measure, "--out", tmp_path)

@@ -317,7 +317,7 @@ def main() -> None:
     words = list(takewhile(lambda word: not word.startswith("-"), sys.argv[1:]))
     parser = new_parser(usage="python -m lab.rollouts FILE ... --model FOLDER [--flag value ...]", description=__doc__,
                         epilog=methods_help(MITIGATIONS))
-    choices = CHOICES | {"advantage": ("theirs", *ADVANTAGES)}
+    choices = CHOICES | {"advantage": ("theirs", *(name for name in ADVANTAGES if name != "gdpo"))}  # which needs parts
     found = parse_with(parser, sys.argv[1 + len(words) :], Options(), MITIGATIONS, choices)
     if not words:
         fail("name the files of rollouts first, such as: python -m lab.rollouts rollouts.jsonl --model FOLDER")

@@ -64,6 +64,8 @@ PAIRS = [
     Pair(PLAIN, SUM, "nothing", 1.0),
     Pair(dict(scale_rewards="batch"), "--advantage dr_grpo",
          "TRL's divides by the deviation of all rewards of the step", lambda batch: batch.reward.std().item() + 1e-4),
+    Pair(dict(multi_objective_aggregation="normalize_then_sum"), "--advantage gdpo",
+         "the deviation of the step, of Q · G responses", math.sqrt(Q * G / (Q * G - 1))),
     Pair(dict(epsilon=0.1, epsilon_high=0.28), "--clip_low 0.1 --clip_high 0.28", "the deviation"),
     Pair(dict(loss_type="cispo", epsilon_high=1.2), "--loss cispo --clip_low 0.999",
          "TRL's epsilon_high is the cap itself, ours the cap − 1"),
@@ -135,10 +137,12 @@ def their_gradient(batch: TokenBatch, folder: Path, pair: Pair, moved: bool) -> 
     load = lambda i: Qwen2ForCausalLM.from_pretrained(folder / str(i), dtype=torch.float64)
     config = getattr(trl, f"{pair.trainer}Config")(
         output_dir=str(folder / "out"), per_device_train_batch_size=Q * G, num_generations=G, use_cpu=True, bf16=False,
-        max_completion_length=LIMIT, num_iterations=2, report_to=[], gradient_checkpointing=False, **pair.theirs)
-    prompts, rewards = [f"{i}" for i in range(Q) for _ in range(G)], batch.reward.tolist()
+        max_completion_length=LIMIT, num_iterations=2, report_to=[], gradient_checkpointing=False,
+        reward_weights=[*batch.weights.values()], **pair.theirs)
+    prompts = [f"{i}" for i in range(Q) for _ in range(G)]
+    parts = [lambda completions, rewards=part.tolist(), **_: rewards for part in batch.parts]
     trainer = getattr(trl, f"{pair.trainer}Trainer")(
-        load(0), reward_funcs=lambda completions, **_: rewards, args=config,
+        load(0), reward_funcs=parts, args=config,
         train_dataset=Dataset.from_dict({"prompt": prompts}),
         processing_class=PreTrainedTokenizerFast.from_pretrained(BUNDLED))
     if "beta" in pair.theirs:

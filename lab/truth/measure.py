@@ -93,7 +93,7 @@ def roll(policy: Policy, puzzles: list, truth: dict, rows: np.ndarray, packets: 
         uniforms[i, :, : left[i]] = np.random.default_rng(seed_of("truth", seed, *key)).random((PACKET, left[i]))
     samples, grades = continue_and_grade(
         policy, asked, prefixes, torch.from_numpy(uniforms).flatten(0, 1), torch.from_numpy(left.repeat(PACKET)),
-        torch.from_numpy(truth["token"][token].astype(int).repeat(PACKET)), policy.task.grade)
+        torch.from_numpy(truth["token"][token].astype(int).repeat(PACKET)), policy.grade)
     return np.array([grade["answer"] for grade in grades]).reshape(-1, PACKET), int(samples.mask.sum())
 
 
