@@ -114,13 +114,13 @@ for (const step of [...$("step").options].map(o => o.value)) {
     change("response", response);
     for (const measure of [...$("measure").options].map(o => o.value)) {
       change("measure", measure);
-      const boxes = [...$("tokens").querySelectorAll("span")];
+      const boxes = [...document.querySelectorAll(".tokens span")];
       const apart = boxes.every((a, i) => boxes.slice(i + 1).every(b =>
         [...a.getClientRects()].every(p => [...b.getClientRects()].every(q =>
           p.right <= q.left + 1 || q.right <= p.left + 1 || p.bottom <= q.top + 6 || q.bottom <= p.top + 6))));
       boxes[0].onmouseover();
       seen.push({step, response, measure, apart, texts: boxes.map(b => b.textContent), facts: $("facts").textContent,
-        shades: boxes.map(b => getComputedStyle(b).backgroundColor), about: $("about").textContent,
+        shades: boxes.map(b => getComputedStyle(b).backgroundColor), about: document.querySelector("#panes p").textContent,
         styles: boxes.map(b => ["--hue", "--share"].map(name => b.style.getPropertyValue(name).trim())),
         inside: document.documentElement.scrollWidth <= innerWidth});
     }
@@ -128,6 +128,31 @@ for (const step of [...$("step").options].map(o => o.value)) {
 }
 document.body.append(Object.assign(document.createElement("pre"), {id: "seen", textContent: JSON.stringify(seen)}));
 </script>"""
+
+FIND = """<script>
+const listed = id => [...$(id).options].map(o => o.value), seen = {};
+const all = () => listed("step").flatMap(step => ($("step").value = step, $("step").onchange(), listed("response")));
+for (const kind of listed("kind")) { $("kind").value = kind; $("kind").onchange(); seen[kind] = all().map(Number); }
+$("kind").value = "all";
+for (const word of ["NO!", "puzzle 1", "nowhere"]) {
+  $("search").value = word; $("search").oninput(); seen[word] = all().map(Number); seen.count = $("count").textContent;
+}
+seen.empty = document.querySelectorAll(".tokens").length;
+$("search").value = ""; $("search").oninput();
+seen.offered = listed("beside"); $("beside").value = "5"; $("beside").onchange();
+seen.panes = [...document.querySelectorAll(".tokens")].map(pane => pane.textContent);
+document.body.append(Object.assign(document.createElement("pre"), {id: "seen", textContent: JSON.stringify(seen)}));
+</script>"""
+
+
+def shown(file, script, width=1100):
+    """What a script saw that Chromium ran at the end of a page."""
+    driven = file.with_name("driven.html")
+    driven.write_text(file.read_text(encoding="utf-8").replace("</html>", script + "</html>"), encoding="utf-8")
+    found = subprocess.run([CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", f"--window-size={width},800",
+                            f"--user-data-dir={file.with_name('profile')}", "--dump-dom", driven.as_uri()],
+                           capture_output=True, text=True, timeout=120).stdout
+    return json.loads(html.unescape(re.search('<pre id="seen">(.*?)</pre>', found, re.S)[1]))
 
 
 def whole_letters(parts, values):
@@ -140,16 +165,11 @@ def whole_letters(parts, values):
 
 @pytest.mark.skipif(CHROMIUM is None, reason="Chromium runs the page, and is not here")
 @pytest.mark.parametrize("width", [360, 1100])
-def test_a_browser_shows_every_response_by_every_measure(page, tmp_path, width):
+def test_a_browser_shows_every_response_by_every_measure(page, width):
     """Guards against a box with another token's number, a scale of another step, a letter in two boxes, text that
     becomes an element, boxes that overlap, and a line that leaves the window."""
     log, rows, file = page
-    driven = tmp_path / "driven.html"
-    driven.write_text(file.read_text(encoding="utf-8").replace("</html>", DRIVE + "</html>"), encoding="utf-8")
-    shown = subprocess.run([CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", f"--window-size={width},800",
-                            f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", driven.as_uri()],
-                           capture_output=True, text=True, timeout=120).stdout
-    seen = json.loads(html.unescape(re.search('<pre id="seen">(.*?)</pre>', shown, re.S)[1]))
+    seen = shown(file, DRIVE, width)
     assert [(int(s["response"]), s["measure"]) for s in seen] == [(i, m) for i in range(6) for m in MEASURES]
     columns = log | {"log p": log["logprob"]}
     for s in seen:
@@ -165,3 +185,23 @@ def test_a_browser_shows_every_response_by_every_measure(page, tmp_path, width):
         first = {name: columns[name][own][0] for name in ("credit", *MEASURES)}
         assert {name: float(x) for name, x in facts} == {name: pytest.approx(x, rel=0.01) for name, x in first.items()}
         assert f"Full colour: {s['measure']} of " in s["about"] and "</u> & step" in s["about"]
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="Chromium runs the page, and is not here")
+def test_a_browser_finds_responses_and_shows_two(tmp_path):
+    """Guards against a filter by another response's reward, group or end, a search in one step alone, and a response
+    beside one to another puzzle. Three steps of two responses to a puzzle, the same one in the first and the last."""
+    log, tokenizer, rows = make_log(["Yes.", "No!"], 3)
+    log["group"], log["puzzle_text"] = np.zeros_like(log["group"]), np.array(["puzzle 1", "puzzle 2", "puzzle 1"])
+    log = analyze.with_measures(log)
+    log["reward"] = np.array([1.1, 0, 0.1, 0.1, 1, 0.5])[log["response_id"]]
+    log["token"][np.flatnonzero(log["position"] == 0)[4] - 1] = rows[0][0]  # the last of response 3
+    log["response_success"] = np.array([1, 0, 0, 0, 1, 1])
+    analyze.write_page(log, tokenizer, "", tmp_path / "tokens.html")
+    seen = shown(tmp_path / "tokens.html", FIND)
+    assert seen == {"all": [0, 1, 2, 3, 4, 5], "right": [0, 4, 5], "wrong": [1, 2, 3], "cut off": [3],
+                    "silent group": [2, 3], "NO!": [1, 3, 5], "puzzle 1": [0, 1, 4, 5], "nowhere": [],
+                    "count": "0 of 6 responses", "empty": 0, "offered": ["", "1", "4", "5"], "panes": seen["panes"]}
+    assert [text.strip("■") for text in seen["panes"]] == ["Yes.", "No!"]
+    del log["response_success"]  # as in a run of before
+    assert analyze.kinds_of(log, np.flatnonzero(log["position"] == 0), tokenizer)[2] == ["silent group"]
