@@ -19,7 +19,7 @@ from lab.picture import draw
 from lab.real.twenty import tables_twenty
 from lab.statistics import mean_ratio, rank_pair
 from lab.study.engine import read_levels, read_rows, to_run
-from lab.study.pictures import colour_of, short
+from lab.study.pictures import short
 from lab.study.plan import COUNTED
 from lab.truth.checks import noise_alone
 from lab.truth.file import read_truth
@@ -27,7 +27,7 @@ from lab.truth.measure import add_values
 from lab.truth.scoring import HALVES, all_credit, share_of, squares, top_tenth
 from plumbing.flags import new_parser
 from plumbing.progress import one_sentence
-from plumbing.report import Estimate, Table, clustered_mean, new_figure, pm, t_statistics
+from plumbing.report import GREY, PALETTE, Estimate, Table, clustered_mean, new_figure, pm, t_statistics
 from plumbing.runs import read_credit, read_metrics
 from tasks.text import FILLER, REASONING, ROLES
 
@@ -169,8 +169,8 @@ def table_runs(rows: list[dict[str, str]]) -> Table:
 def draw_learning(file: Path) -> None:
     """Success by step: of the responses (lines, means of five steps), held out (dots); and the entropy of each run."""
     figure, (left, right) = new_figure(2, 3.6)
-    for name, seed, metrics in published_runs():
-        label, colour = f"{short(name + ' advantage=rloo')}, seed {seed}", colour_of(name)
+    for (name, seed, metrics), colour in zip(published_runs(), (*PALETTE, GREY, "#a794d0", "#000000")):
+        label = f"{short(name + ' advantage=rloo')}, seed {seed}"
         means = {column: np.convolve(metrics[column][1:], np.ones(5) / 5, "valid") for column in ("success", "entropy")}
         steps = np.arange(len(means["success"])) + 3  # the middle of each five
         style = {"color": colour, "linestyle": ("-", "--", ":", "-.", (0, (1, 5)))[seed]}

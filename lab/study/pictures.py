@@ -15,6 +15,10 @@ from plumbing.comparison import Group, Run
 from plumbing.report import GREY, MINUS, PALETTE, PLUS, Axes, Estimate, new_figure, t_estimate
 from settings import Settings
 
+PLACES = {"oracle k=4": (-5, 5, "right"), "answers=90": (-5, 5, "right"), "answers=16": (-5, 5, "right"),
+          "mix=1.0": (6, 12, "left"), "RLOO": (8, -14, "left"), "answers=180": (-8, 8, "right"),
+          "answers=45": (5, -14, "left"), "mix=0.5": (5, -16, "left")}
+LONGER = "RLOO, more steps"
 COLOURS = {"vineppo": PALETTE[2], "entropy_ratio": PALETTE[1], "ppo": PALETTE[0], "expert_iteration": PALETTE[3],
            "none": GREY, "shuffled": MINUS, "share": MINUS, "positives": PLUS}  # one meaning in all pictures, by method
 
@@ -38,22 +42,40 @@ def draw_curve(axis: Axes, x: np.ndarray, group: Group, line: str, label: str, c
     axis.fill_between(x, low, high, color=colour, alpha=0.2, lw=0)
 
 
+def name_ends(axis: Axes, gap: float, down: float, names: dict[str, str]) -> None:
+    """Write the name of each line of a panel right of its end, in its colour, at least `gap` apart, and `down` below
+    it where there is room. names: by label."""
+    lines = [line for line in axis.get_lines() if line.get_label() in names]
+    below = -np.inf
+    for line in sorted(lines, key=lambda line: line.get_ydata()[-1]):
+        below = max(line.get_ydata()[-1] - down, below + gap)
+        axis.annotate(names[line.get_label()], (line.get_xdata()[-1], below), xytext=(6, 0), va="center", fontsize=9,
+                      textcoords="offset points", color=line.get_color(), annotation_clip=False)
+
+
 def draw_budget(parts: dict[str, list[Run]], file: Path) -> None:
-    """Learning curves by cost (left; logarithmic, without the start) and by step (right; without longer runs)."""
-    groups = tables.compared(parts)
-    unit = cost_unit(groups)
+    """Learning curves of stage two, each method at its own rate, by cost (left; logarithmic, without the start) and by
+    step (right). The longer run of RLOO, on the left alone, is at the default rate."""
+    groups, longer = tables.stage_two(parts), tables.compared(parts)[tables.LONGER]
+    unit = spent(groups[RLOO])[-1]
     figure, (left, right) = new_figure(2, 4.2, sharey=True)
-    for label, line in {"vineppo": "o-", "ppo": "s-", MORE_ANSWERS: "D--", tables.LONGER: "v:",
-                        RLOO: "^-"}.items():  # RLOO lies on its own longer run, so it comes last
+    for label, line in {"vineppo": "o-", "ppo": "s-", "entropy_ratio advantage=rloo": "D-", "expert_iteration": "v-",
+                        RLOO: "^-"}.items():
         costs, steps = spent(groups[label]) / unit, measured(groups[label])
         costs[0] = np.nan  # a logarithmic axis has no 0
-        for axis, x in ((left, costs), (right, steps))[: 1 + (steps[-1] == Settings.steps)]:
-            draw_curve(axis, x, groups[label], line, f"{short(label)}, seeds: {len(groups[label].rows)}")
-    left.set(xlabel="weighted tokens, in units of GRPO's default run", ylabel="held-out puzzles solved, %",
-             title="By cost RLOO with more steps leads", xscale="log")
-    left.set_xticks([0.25, 0.5, 1, 2, 4], ["0.25", "0.5", "1", "2", "4"])
+        for axis, x in ((left, costs), (right, steps)):
+            draw_curve(axis, x, groups[label], line, short(label))
+    costs = spent(longer) / unit
+    costs[0] = np.nan
+    draw_curve(left, costs, longer, "^:", LONGER)
+    left.set(xlabel="weighted tokens; 1: RLOO's 100 steps", ylabel="held-out puzzles solved, %",
+             title="By cost expert_iteration leads RLOO", xscale="log", xlim=(None, 9))
+    left.set_xticks([0.06, 0.25, 1, 4], ["0.06", "0.25", "1", "4"])
     left.minorticks_off()
-    right.set(xlabel="step", title="By step VinePPO leads RLOO", xlim=(0, Settings.steps))
+    right.set(xlabel="step", title="By step vineppo leads", xlim=(0, 1.35 * Settings.steps))
+    right.set_xticks(range(0, 101, 25))
+    name_ends(left, 1.9, 0, {"vineppo": "vineppo", LONGER: LONGER})
+    name_ends(right, 1.9, 1.9, {label: label for label in (short(name) for name in groups)})
     figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=3)
     figure.savefig(file)
 
@@ -135,10 +157,10 @@ def draw_noise(groups: dict[str, Group], quiet: dict[str, Estimate], file: Path)
         style = {"fmt": "s", "color": PALETTE[0]} if exact else {"fmt": "o", "color": GREY}
         across, above = ([[e.value - e.low], [e.high - e.value]] for e in (quiet[name], up))
         axis.errorbar(quiet[name].value, up.value, above, across, **style)
-        left = name in ("oracle k=4", "none answers=90 advantage=rloo")  # of its point; its neighbour's text is right
-        axis.annotate(short(name).removeprefix("oracle k=4 ").removeprefix("RLOO "), (quiet[name].value, up.value),
-                      textcoords="offset points", color=style["color"], xytext=(-5, 5) if left else (5, -12),
-                      ha="right" if left else "left")
+        text = short(name).removeprefix("oracle k=4 ").removeprefix("RLOO ")
+        x, y, side = PLACES.get(text, (5, -12, "left"))  # where no other point's text or bar is
+        axis.annotate(text, (quiet[name].value, up.value), textcoords="offset points", color=style["color"],
+                      xytext=(x, y), ha=side)
     axis.plot(*zip(*((quiet[name].value, area[name].value) for name in decided.LINE)), "o-", color=GREY,
               label="RLOO, 12 puzzles of 8 responses but for the number named")
     axis.plot([], [], "s", color=PALETTE[0], label="oracle k=4: A* from 4 rollouts; mix: with so much of r - V₀")
