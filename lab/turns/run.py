@@ -138,12 +138,18 @@ def draw(groups: dict[str, Group], quiet: dict[str, Estimate], file: Path) -> No
         colour = GREY if arm in LINE else PALETTE[0] if arm.startswith("A2") else PALETTE[1]
         across, upright = ([[e.value - e.low], [e.high - e.value]] for e in (quiet[arm], up))
         right.errorbar(quiet[arm].value, up.value, upright, across, "^" if arm in LINE else "o", color=colour)
+        if arm not in LINE:
+            x, y, side = {"A1": (-4, 7, "right"), "A2": (0, -20, "center")}.get(arm, (6, -16, "left"))
+            right.annotate(arm, (quiet[arm].value, up.value), xytext=(x, y), ha=side, color=colour,
+                           textcoords="offset points")
     left.set(xlabel="step", ylabel="exact success V(prompt), %", title="Equal responses")
     right.set(xlabel="1 / noise of a step, RLOO = 1 (logarithmic)", ylabel="area, %", xscale="log",
-              title="By noise at RLOO's policies (line: 12 to 216 games)")
+              title="By noise (line: RLOO, 12 to 216 games)")
     right.set_xticks([1, 2, 6, 18], ["1", "2", "6", "18"])
     right.minorticks_off()
-    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=6)
+    lines, names = left.get_legend_handles_labels()
+    told = {"A1": "A1: exact, knows the secret", "A2": "A2: A1 without its luck"}
+    figure.legend(lines, [told.get(name, name) for name in names], loc="outside lower center", ncols=3)
     figure.savefig(file)
 
 
