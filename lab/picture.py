@@ -36,7 +36,7 @@ def examples(truth: dict) -> list[np.ndarray]:
 def draw(truth: dict, file: Path, credit: np.ndarray | None = None, name: str = "GRPO's credit") -> None:
     """Two responses, each twice: its tokens coloured by A*, then by a credit (N,), which is GRPO's where none is given.
     Each measure has a scale of its own."""
-    measures = {"A*, how the token changed the probability of success": truth["a_star"],
+    measures = {"A*: how the token changed the probability of success": truth["a_star"],
                 name: truth["advantage"] if credit is None else credit}
     pair, blocks = examples(truth), []
     for rows in pair:
@@ -44,7 +44,8 @@ def draw(truth: dict, file: Path, credit: np.ndarray | None = None, name: str = 
         verdict = "right" if truth["success"][rows[0]] > 0.5 else "wrong"
         for caption, values in measures.items():
             scale = scale_of(values[np.concatenate(pair)])
-            heading = f"{prompt}, {verdict}: {caption}, full colour at ±{scale:.2f}"
+            about = f"{prompt}, {verdict}. " * (values is truth["a_star"])  # once, above both
+            heading = f"{about}{caption}, full colour at ±{scale:.2f}"
             blocks.append((textwrap.fill(heading, 120), truth["piece"][rows].tolist(), values[rows] / scale))
     lines = [place_tokens(texts)[-1][1] + 1 for _, texts, _ in blocks]
     figure = Figure(figsize=(WIDTH, LINE * sum(lines) + 0.6 * len(lines)))

@@ -23,10 +23,11 @@ def test_picture_shows_tokens_and_shades(pieces, tmp_path, figures):
         figure = figures[-1]
         check_texts(figure)
         for i, (rows, verdict) in enumerate(((slice(2 * L, 3 * L), "right"), (slice(3 * L, 4 * L), "wrong"))):
-            for axis, values, caption in zip(figure.axes[2 * i : 2 * i + 2], (
-                    truth["a_star"], truth["advantage"] if credit is None else credit), ("A*", name), strict=True):
+            for axis, values, heading in zip(figure.axes[2 * i : 2 * i + 2], (
+                    truth["a_star"], truth["advantage"] if credit is None else credit),
+                    (f"1 → 9, {verdict}. A*: ", f"{name}, "), strict=True):
                 shares = values[rows] / np.percentile(np.abs(values[2 * L :]), 99)
-                assert axis.get_title(loc="left").startswith(f"1 → 9, {verdict}: {caption}, ")
+                assert axis.get_title(loc="left").startswith(heading)
                 assert [t.get_text() for t in axis.texts] == [p.replace("\n", "↵") or "■" for p in pieces]
                 assert [patch.get_facecolor() for patch in axis.patches] == list(map(tuple, picture.SHADES(
                     0.5 + shares / 2)))
