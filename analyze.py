@@ -227,18 +227,19 @@ def write_page(log: dict, tokenizer: Tokenizer, title: str, file: Path) -> None:
 
 
 def analyze_run(run: Path, log: dict) -> None:
-    """Print the tables of a run; write them, the pictures and the page to its analysis/."""
+    """Print three tables of a run; write all, the pictures and the page to its analysis/."""
     label, metrics, tokenizer = run_method(read_config(run)), read_metrics(run), Tokenizer(run / "checkpoint")
     method, out = method_name(label), run / "analysis"
     if not 0 <= log["token"].min() <= log["token"].max() < tokenizer.size:
         raise ValueError(f"{run / 'credit'} has tokens that {run / 'checkpoint' / 'tokenizer.json'} lacks")
-    text = "\n".join([f"# {run.name}\n", *map(str, [learning_table(metrics), *credit_tables(log, tokenizer)])])
+    tables = [learning_table(metrics), *credit_tables(log, tokenizer)]
     out.mkdir(exist_ok=True)
     draw_methods([Group(label, {0: summarize(run, log)})], out / "learning.png")
     draw_credit(log, out / "credit.png")
     write_page(log, tokenizer, f"{run.name}: {method}", out / "tokens.html")
-    (out / "tables.md").write_text(text, encoding="utf-8")
-    print(f"{text}\nwrote {out / 'tables.md'}, and beside it learning.png, credit.png and tokens.html")
+    (out / "tables.md").write_text("\n".join([f"# {run.name}\n", *map(str, tables)]), encoding="utf-8")
+    print(*tables[:2], tables[-1], sep="\n")  # the last: your own numbers, or else the tokens
+    print(f"wrote {out / 'tables.md'}, which has more, and beside it learning.png, credit.png and tokens.html")
 
 
 def summarize(run: Path, log: dict) -> dict[str, float | dict]:
