@@ -12,7 +12,7 @@ cd "$work"
 python3 -m venv venv
 venv/bin/pip install -q torch==2.13.0 ray==2.60.0 tensordict==0.15.3 omegaconf==2.4.0 transformers==5.23.0 \
     hydra-core==1.3.0 codetiming==1.4.0 numpy==2.4.6 pandas==3.1.1 cachetools==8.0.2 orjson==3.13.0
-PIP_NO_DEPS=1 venv/bin/pip install -q verl==0.9.1
+PIP_NO_DEPS=1 venv/bin/pip install -q verl==0.9.1 torch==2.13.0
 venv/bin/python -W ignore - <<'EOF'
 import numpy as np
 import torch
