@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from plumbing.chat import chat_tokens
 from plumbing.processes import shared
 from plumbing.progress import Progress
-from plumbing.task_file import check_pieces, check_roles, graded, part_weights, tossing
+from plumbing.task_file import check_pieces, check_roles, graded, part_weights
 from plumbing.tokenizer import Tokenizer
 from qwen2_model import Qwen2
 from sampler import Replies, Samples, generate
@@ -226,7 +226,8 @@ def decode_and_grade(policy: Policy, puzzles: list, tokens: list[list[int]], bef
 
 
 def grader(policy: Policy, s: Settings, step: int, *purpose: str) -> Callable[..., dict[str, float]]:
-    """The policy's `grade`, or a coin toss with --reward random: a control."""
-    if s.reward == "graded":
-        return policy.grade
-    return tossing(policy.grade, np.random.default_rng(seed_of("coin", s.seed, step, *purpose)))
+    """The policy's `grade`; or with --reward random, a control, a fair coin for each response instead of its reward:
+    success must not rise. The format is graded as usual, but it is no part of the reward."""
+    coin = np.random.default_rng(seed_of("coin", s.seed, step, *purpose))
+    toss = lambda *response: policy.grade(*response) | dict.fromkeys(("reward", "answer"), float(coin.integers(2)))
+    return policy.grade if s.reward == "graded" else toss

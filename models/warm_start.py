@@ -34,7 +34,7 @@ from grpo import update
 from plumbing.flags import new_parser
 from plumbing.metrics import standard_error
 from plumbing.progress import clock, one_sentence
-from plumbing.task_file import check_grade, load_task
+from plumbing.task_file import graded, load_task, part_weights
 from plumbing.tokenizer import Tokenizer
 from plumbing.optimizer import Optimizer
 from plumbing.run_folder import copy_tokenizer
@@ -100,10 +100,10 @@ def written(task: ModuleType, puzzle: Any, rng: np.random.Generator, known: floa
     """The text of a demonstration, with its replies, and its grades."""
     found = task.demonstrate(puzzle, rng, known)
     if isinstance(found, str):
-        return found, check_grade(task.grade(found, puzzle))
+        return found, graded(task, part_weights(task, {}), found, puzzle)
     said = ["".join(task.reply(found[:i], puzzle, False)) for i in range(1, len(found))]
     text = "".join(map("".join, zip(found, [*said, ""])))
-    return text, check_grade(task.grade(text, puzzle, found))
+    return text, graded(task, part_weights(task, {}), text, puzzle, found)
 
 
 def learned(policy: Policy, puzzle: Any, response: list[int]) -> list[bool]:

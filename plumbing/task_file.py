@@ -5,7 +5,7 @@ import math
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Callable, Iterable
+from typing import Any
 
 import numpy as np
 
@@ -89,7 +89,7 @@ def part_weights(task: Any, given: dict[str, float]) -> dict[str, float]:
 def read_weights(text: str) -> dict[str, float]:
     """The weights in `answer=1,format=0`; ValueError where that is none."""
     try:
-        weights = {name.strip(): float(weight) for name, weight in (part.split("=") for part in text.split(",") if text)}
+        weights = {name: float(weight) for name, weight in (part.split("=") for part in text.split(",") if text)}
         require(all(map(math.isfinite, weights.values())), "")
     except ValueError:
         raise ValueError(f"--reward_weights {text} must be names and numbers, such as answer=1,format=0.1") from None
@@ -97,16 +97,10 @@ def read_weights(text: str) -> dict[str, float]:
 
 
 def graded(task: Any, weights: dict[str, float], *response: Any) -> dict[str, float]:
-    """A task's grades of a response, and the reward: the sum of weight * part. ValueError where it is too large."""
-    grade = check_grade(task.grade(*response), weights)
-    reward = sum(weight * grade[part] for part, weight in weights.items())
-    require(abs(reward) <= 1e38, f"the task's grade returns {grade}: its reward is too large")  # for float32
-    return grade | {"reward": reward}
-
-
-def check_grade(grade: dict[str, Any], parts: Iterable[str] = ()) -> dict[str, float]:
-    """What a task's grade returned, as floats, NaN for a further None; ValueError unless it has all that it should."""
-    what, needed = "what the task's grade returns", dict.fromkeys((*parts, "answer", "format"), float)
+    """A task's grades of a response, as floats, NaN for a further None, and the reward: the sum of weight * part.
+    ValueError unless the grade has all that it should."""
+    grade, what = task.grade(*response), "what the task's grade returns"
+    needed = dict.fromkeys((*weights, "answer", "format"), float)
     require(isinstance(grade, dict), f"{what} is {grade!r:.50}, but it must be an object with {', '.join(needed)}")
     require("reward" in grade or "reward" not in needed, f"{what} has no reward, nor has the task PARTS to make it of")
     grade = {name: math.nan if value is None and name not in needed else number(value, f"{what}: {name}")
@@ -114,17 +108,9 @@ def check_grade(grade: dict[str, Any], parts: Iterable[str] = ()) -> dict[str, f
     check_fields(grade, needed, what)
     require(0 <= grade["answer"] <= 1 and 0 <= grade["format"] <= 1,
             f"the task's grade returns {grade}: answer and format must be from 0 to 1")
-    return grade
-
-
-def tossing(grade: Callable, coin: np.random.Generator) -> Callable[..., dict[str, float]]:
-    """A stand-in for a policy's `grade` that tosses a fair coin for each response: success must not rise. The format is
-    graded as usual, but it is no part of the reward."""
-    def toss(*response: Any) -> dict[str, float]:
-        answer = float(coin.integers(2))
-        return grade(*response) | {"reward": answer, "answer": answer}
-
-    return toss
+    reward = sum(weight * grade[part] for part, weight in weights.items())
+    require(abs(reward) <= 1e38, f"the task's grade returns {grade}: its reward is too large")  # for float32
+    return grade | {"reward": reward}
 
 
 def check_roles(found: tuple, length: int) -> tuple[np.ndarray, np.ndarray]:

@@ -20,7 +20,7 @@ from grpo import compare
 from methods.heads import Critic
 from methods.oracle import oracle
 from mitigations import vineppo
-from plumbing.task_file import check_grade, graded
+from plumbing.task_file import graded
 from rollout import Policy, draw_uniforms, generate_and_grade, grader
 from sampler import generate, part_logprobs, part_states, read_responses
 from tasks.text import fingerprint
@@ -102,15 +102,16 @@ def test_a_batch_describes_its_own_responses(hashed):
 def test_a_grade_is_a_number_of_any_kind():
     """Guards against ints in a batch, which have no mean, numbers that are refused for their type, and texts."""
     bfloat16 = lambda x: torch.tensor([x], dtype=torch.bfloat16)
+    made = lambda grade, **weights: graded(SimpleNamespace(grade=lambda: grade), weights)
     for kind in (int, bool, float, np.int8, np.bool_, np.float32, np.array, torch.tensor, Fraction, Decimal, bfloat16):
-        found = check_grade({"own": kind(1), "answer": kind(0), "format": kind(1), "none": None}, ["own"])
+        found = made({"own": kind(1), "answer": kind(0), "format": kind(1), "none": None}, own=2)
         assert {type(x) for x in found.values()} == {float} and math.isnan(found.pop("none"))
-        assert found == {"own": 1, "answer": 0, "format": 1}
+        assert found == {"own": 1, "answer": 0, "format": 1, "reward": 2}
     for value in ("1", b"1", np.str_("1"), [1], 1j, np.complex64(1), np.ones(2), torch.ones(2, 2), 10**400, object):
         with pytest.raises(ValueError, match=r"^what the task's grade returns: more must be a number, not [^\n]*$"):
-            check_grade({"answer": 1, "format": 1, "more": value})
+            made({"answer": 1, "format": 1, "more": value}, answer=1)
     with pytest.raises(ValueError, match="its reward is too large"):
-        graded(SimpleNamespace(grade=lambda: {"answer": 1, "format": 1}), {"format": 1e39})
+        made({"answer": 1, "format": 1}, format=1e39)
 
 
 def test_training_puzzles_depend_on_seed_and_step_alone():
