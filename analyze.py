@@ -82,7 +82,8 @@ def learning_table(metrics: dict) -> Table:
     steps = [step for step in range(first, last + 1) if last <= 10 or step in (0, 1, 10, 50, 100, last)]
     columns = {"step": [*map(str, steps)],
                **{name: [pm(metrics[name][i], np.nan, digits) for i in steps] for name, digits in LEARNED.items()},
-               **{name: [f"{x:.4g}" * bool(np.isfinite(x)) for x in metrics[name][steps]] for name in added(metrics)},
+               **{name: [f"{x:.4g}" * bool(np.isfinite(x)) for x in metrics[name][steps]]
+                  for name in added(metrics) if name not in LEARNED},
                "held-out success": [pm(success[i], error[i]) for i in steps]}
     columns = {name: cells for name, cells in columns.items() if any(cells)}
     return Table("How it learned", "Means over a step's responses; held-out success after it, ± half of its 95% "
@@ -90,8 +91,9 @@ def learning_table(metrics: dict) -> Table:
 
 
 def added(metrics: dict) -> list[str]:
-    """The columns that the task's grade, a loss or a head added, and that have a number somewhere."""
-    return [name for name, values in metrics.items() if name not in COLUMNS and np.isfinite(values).any()]
+    """The columns of the reward, and those that the task's grade, a loss or a head added, with a number somewhere."""
+    return [name for name, values in metrics.items()
+            if (name in ("reward", "format") or name not in COLUMNS) and np.isfinite(values).any()]
 
 
 def mean_size(log: dict, chosen: np.ndarray, measure: str) -> tuple[float, float]:
@@ -254,7 +256,7 @@ def summarize(run: Path, log: dict) -> dict[str, float | dict]:
     return {"steps": metrics["step"][-1], "metrics": metrics, "curve": curve, "start": start, "end": end,
             "area": ratio(np.trapezoid(success, steps), steps.max(initial=0)), **passed,
             **dict(zip(SIZES, [figure for measure in MEASURES for figure in sizes_by_type(log, measure)])),
-            **{f"`{name}`": np.nanmean(metrics[name]) for name in added(metrics)},  # no name of ours has backquotes
+            **{f"`{name}`": np.nanmean(metrics[name]) for name in added(metrics)},  # no other name has backquotes
             "gradient norm": norm.mean(), "its spread": norm.std(), "seconds a step": np.median(seconds)}
 
 
@@ -282,9 +284,9 @@ def comparison_tables(groups: list[Group], warning: str) -> list[Table]:
                ["start", "end", "area", *passed, *(f"{name} - baseline" for name in ("end", "area", *passed))])
     credited = ("Size: mean absolute value over the tokens of a type. Of the gradient's norm mean and standard "
                 "deviation over steps.", ["end", *SIZES, "gradient norm", "its spread", "seconds a step"])
-    further = "Those that a grade, a loss or a head added to metrics.csv: means over steps.", names
+    further = "The reward, and what a grade, a loss or a head added to metrics.csv: means over steps.", names
     return [Table(title, bold + note, ["method", "seeds", *columns], [method_row(group, columns) for group in groups])
-            for title, (note, columns) in zip(("Learning", "Credit", "Further columns"), (learned, credited, further))
+            for title, (note, columns) in zip(("Learning", "Credit", "Rewards and further columns"), (learned, credited, further))
             if columns]
 
 
@@ -298,13 +300,14 @@ def draw_curve(axis: Axes, group: Group, name: str, alpha: float, color: str, **
 
 
 def draw_methods(groups: list[Group], file: Path) -> None:
-    """Of each method, by step, held-out success, length and gradient norm, of imported rollouts reward and length; and
-    the contribution's size by type: means over seeds with 95% intervals, of a single run that over puzzles."""
+    """Of each method, by step, held-out success, length and gradient norm, of imported rollouts reward and length; the
+    reward, and what was added to it; and the contribution's size by type: means over seeds with 95% intervals, of a
+    single run that over puzzles."""
     rows = [row for group in groups for row in group.rows.values()]
     curves = {"heldout_success": "Held-out success", "length": "Tokens a response", "grad_norm": "Gradient norm"}
     curves = curves if any(row["curve"] for row in rows) else {"reward": "Reward", "length": "Tokens a response"}
-    further = dict.fromkeys(name for row in rows for name in added(row["metrics"]))
-    wide = len(curves) + 1  # axes in a line
+    further = dict.fromkeys(name for row in rows for name in added(row["metrics"]) if name not in curves)
+    wide = 3 if further else len(curves) + 1  # axes in a line
     curves |= {name: textwrap.fill(name, 20, max_lines=2, placeholder=" …") for name in further}
     lines = -(-(len(curves) + 1) // wide)
     figure, found = report.new_figure(wide, 3 * lines + 0.2 * len(groups), lines=lines)

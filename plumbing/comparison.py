@@ -82,5 +82,5 @@ def labels(configs: list[dict]) -> list[str]:
                         | {(method, name): value for name, value in own.items()})
     differ = [key for key in sorted({key for own in settings for key in own})
               if len({json.dumps(own[key]) for own in settings if key in own}) > 1]
-    return [" ".join([method, *(f"{key[1]}={own[key]}" for key in differ if key in own)])
+    return [" ".join([method, *(f"{key[1]}={own[key]}" for key in differ if own.get(key, "") != "")])
             for method, own in zip(methods, settings)]

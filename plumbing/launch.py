@@ -73,10 +73,12 @@ def product_seconds(dtype: torch.dtype) -> float:
     return min(timeit.repeat(lambda: x @ w.T, number=1, repeat=4)[1:])  # the first one also prepares
 
 
-def announce(weights: Iterable[torch.Tensor], training: int, heldout: int, run: Path, differences: dict,
-             resumed_after: int | None) -> None:
-    """Print what a run is. training, heldout: numbers of puzzles. differences: the settings without their defaults."""
+def announce(weights: Iterable[torch.Tensor], parts: dict[str, float], training: int, heldout: int, run: Path,
+             differences: dict, resumed_after: int | None) -> None:
+    """Print what a run is. parts: weights of the reward's. training, heldout: numbers of puzzles. differences: the
+    settings without their defaults."""
     print(f"{sum(w.numel() for w in weights):,} parameters, {training} puzzles to train on, into {run}")
+    print("reward:", " + ".join(f"{weight:g} {part}" for part, weight in parts.items()))
     print("settings:", ", ".join(f"{name}={value}" for name, value in differences.items()) or "all at their defaults")
     points = 100 * 1.96 * (2 * 0.25 / heldout) ** 0.5  # half of the interval of a difference of two rates near 50%
     if points > 10:

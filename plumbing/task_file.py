@@ -102,7 +102,9 @@ def graded(task: Any, weights: dict[str, float], *response: Any) -> dict[str, fl
     grade, what = task.grade(*response), "what the task's grade returns"
     needed = dict.fromkeys((*weights, "answer", "format"), float)
     require(isinstance(grade, dict), f"{what} is {grade!r:.50}, but it must be an object with {', '.join(needed)}")
-    require("reward" in grade or "reward" not in needed, f"{what} has no reward, nor has the task PARTS to make it of")
+    for part in weights:
+        require(part in grade, f"{what} has no {part}, of which the task's PARTS or --reward_weights make the reward (a "
+                f"task without PARTS returns reward itself): it has {', '.join(grade)}")
     grade = {name: math.nan if value is None and name not in needed else number(value, f"{what}: {name}")
              for name, value in grade.items()}
     check_fields(grade, needed, what)

@@ -355,8 +355,8 @@ def test_every_table_warns_of_what_is_not_comparable(tmp_path, call, measured, a
     for warning in ("Measured steps (--steps, --eval_every): not the same in "
                     f"{run} and {others[0]}, so the results are not comparable",
                     f"my.jsonl: not the same in {run} and {others[1]}, so", "Not finished, so the end is the last"):
-        assert warning in last and text.count(warning) == 2
-    assert text.count("With one seed, nothing can be concluded") == text.count("\n## ") == 2
+        assert warning in last and text.count(warning) == 3
+    assert text.count("With one seed, nothing can be concluded") == text.count("\n## ") == 3
     assert number(table_of(run)["a"]["area"]) == pytest.approx(area, abs=6e-4)
 
 
@@ -425,8 +425,8 @@ def test_numbers_of_a_grade_are_in_the_tables(run, call):
     metrics = runs.read_metrics(run)
     assert row_of(analyze.learning_table(metrics), "1")["of a head"] == "1.7e+04"
     text = call(run, run.parent / "other")
-    table = text.partition("Further columns")[2]
-    assert re.search(r"none +\| +1 \| +8500.250", table) and re.search(r"ppo +\| +1 \| +\|", table)
+    table = text.partition("further columns")[2]
+    assert re.search(r"none +\| +1 \|.* 8500.250 \|\n", table) and re.search(r"ppo +\| +1 \|.*\| +\|\n", table)
 
 
 # ----------------------------------------------------------------------------------------------------- command line

@@ -173,8 +173,9 @@ def test_a_run_of_two_processes_is_that_of_one_and_is_stopped_and_resumed(tmp_pa
     for file in ("credit/step-000001.npz", "credit/step-000002.npz"):
         two, one = np.load(folder / file), np.load(alone / file)
         assert two.files == one.files
-        assert two["puzzle_text"].tolist() == one["puzzle_text"].tolist()
-        for column in {*one.files} - {"puzzle_text"}:
+        for name in ("puzzle_text", "response_success"):
+            assert two[name].tolist() == one[name].tolist()
+        for column in {*one.files} - {"puzzle_text", "response_success"}:
             np.testing.assert_allclose(two[column], one[column], rtol=1e-3, atol=1e-4, err_msg=column)
     two, one = read_metrics(folder), read_metrics(alone)
     for column in one.keys() - {"seconds", "tokens_per_second", "ratio_error", "credit_checksum"}:

@@ -81,6 +81,7 @@ def credit_log(folder, step=1):
     """The columns of a step's credit log, all of one length."""
     log = dict(np.load(folder / "credit" / f"step-{step:06d}.npz"))
     assert len(log.pop("puzzle_text")) == 1 + log["group"].max()
+    assert len(log.pop("response_success")) == 1 + log["response"].max()
     return log
 
 
@@ -113,6 +114,8 @@ def test_metrics_agree_with_the_credit_log(tmp_path, monkeypatch):
         assert float(row["ratio_error"]) < 1e-4
         assert row["kl"] == row["ratio_spread"] == ""
         assert sum(column.itemsize for column in log.values()) == 40  # bytes of a token
+        written = np.load(finished / "credit" / f"step-{int(row['step']):06d}.npz")["response_success"]
+        assert written.tolist() == solved.tolist()
     final = read_json(finished / "final.json")
     assert final["heldout_success"] == float(table[3]["heldout_success"]) and "pass@" not in str(final)
     for row in (start, table[1], table[3]):
@@ -463,7 +466,7 @@ def test_a_run_is_told_once_what_it_can_not_show(capsys):
     """192 puzzles are the first whose difference of two rates has a 95% interval of +- 10 points, by hand 1.96 *
     sqrt(0.5 / 0.01 / 10000)."""
     for heldout, told in ((193, 0), (192, 1)):
-        launch.announce([], 9, heldout, "r", {}, None)
+        launch.announce([], {}, 9, heldout, "r", {}, None)
         assert capsys.readouterr().out.count("would not show") == told
 
 
@@ -483,8 +486,9 @@ OTHER_TASK = ["--task", REVERSE, "--model", BUNDLED]
     ([*OTHER_TASK, "--task", "tests/reverse"], "tasks/NAME_task.py"),
     ([*OTHER_TASK, "--task", "gone.py"], "no task file gone.py"), (["--task", "gone.py"], "no task file gone.py"),
     ([*OTHER_TASK, "--data", "gone.txt"], "no data file gone.txt"),  # which this task does not look for
-    (["--reward_weights", "answer"], "such as answer=1,format=0.1"), (["--reward_weights", "x=nan"], "such as answer=1"),
-    (["--advantage", "gdpo", "--reward", "random"], "a coin has not"), (["--advantage", "gdpo", "--shaping", "kl"], "parts"),
+    *((["--reward_weights", text], "such as answer=1,format=0.1") for text in ("answer", "answer=nan", "answer:1")),
+    (["--advantage", "gdpo", "--reward", "random"], "a coin has not"),
+    (["--advantage", "gdpo", "--shaping", "kl"], "compares the parts of the reward"),
     ([*OTHER_TASK, "--task", __file__], "has no function load"), ([*OTHER_TASK, "--model", ""], "has no model in"),
     *(((function, value), said) for function, value, said in (  # what a task should not return
         ("grade", {"answer": math.nan, "format": 1.0}, "answer must be a finite number, not nan"),
@@ -493,7 +497,8 @@ OTHER_TASK = ["--task", REVERSE, "--model", BUNDLED]
         ("grade", {"answer": 1, "format": 1, "why": "no"}, "why must be a number, not 'no'"),
         ("grade", {"answer": 1, "format": 1, "loss": 0}, "the task's grade gives a column loss"),
         ("PARTS", {"letters": 1}, "what the task's grade returns has no letters"), ("PARTS", {}, "must be weights"),
-        ("PARTS", {"reward": 1}, "has no reward, nor has the task PARTS"), ("PARTS", {"answer": "1"}, "must be weights"),
+        ("PARTS", {"reward": 1}, "has no reward, of which the task's PARTS"),
+        ("PARTS", {"answer": "1"}, "must be weights"),
         ("roles", 0, "roles must return two arrays"),
         ("roles", (np.full(1, 9), np.ones(1, bool)), "roles must return two"),
         ("prompt", None, "prompt must return text, not None"), ("load", [], "has no puzzles to train on"),
