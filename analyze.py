@@ -206,9 +206,9 @@ def kinds_of(log: dict, first: np.ndarray, tokenizer: Tokenizer) -> list[list[st
 
 
 def write_page(log: dict, tokenizer: Tokenizer, title: str, file: Path) -> None:
-    """tokens.html: every response, its tokens coloured by a measure, to filter and search. It has of each token the number of its text
-    (uint32) and, as parts of 2^-15 of their largest size (float16), credit, log p, ||onehot - p||, entropy and what
-    batch.log had, column after column, as base64."""
+    """tokens.html: every response, to filter and search, its tokens coloured by a measure. It has of each token the
+    number of its text (uint32) and, as parts of 2^-15 of their largest size (float16), credit, log p, ||onehot - p||,
+    entropy and what batch.log had, column after column, as base64."""
     every, first, shown = -(-len(log["token"]) // PAGE_TOKENS), np.flatnonzero(log["position"] == 0), add_replies(log)
     kept = np.flatnonzero((log["step"][first] - log["step"].min()) % every == 0)  # responses
     shown = {name: column[np.isin(shown["response_id"], kept)] for name, column in shown.items()}
@@ -286,7 +286,7 @@ def comparison_tables(groups: list[Group], warning: str) -> list[Table]:
                 "deviation over steps.", ["end", *SIZES, "gradient norm", "its spread", "seconds a step"])
     further = "The reward, and what a grade, a loss or a head added to metrics.csv: means over steps.", names
     return [Table(title, bold + note, ["method", "seeds", *columns], [method_row(group, columns) for group in groups])
-            for title, (note, columns) in zip(("Learning", "Credit", "Rewards and further columns"), (learned, credited, further))
+            for title, (note, columns) in zip(("Learning", "Credit", "Rewards, further columns"), (learned, credited, further))
             if columns]
 
 

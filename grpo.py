@@ -80,8 +80,8 @@ def shape(batch: TokenBatch, s: Settings) -> Tensor:
     return check_finite(SHAPINGS[s.shaping](batch, s), batch.reward, f"--shaping {s.shaping} must give each response")
 
 
-# Functions of the rewards (Q, G) of G responses to each of Q puzzles, in float64, see point 4, and of the batch: how each
-# reward compares.
+# Functions of the rewards (Q, G) of G responses to each of Q puzzles, in float64 (see point 4), and of the batch: how
+# each reward compares.
 
 
 def centred(rewards: Tensor) -> Tensor:

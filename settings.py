@@ -30,7 +30,7 @@ class Settings:
     max_new_tokens: int = 140  # a longer response is cut off
     temperature: float = 1.0  # the policy is softmax(logits / this), in sampling, training and evaluation
     reward: str = "graded"  # random: a coin toss instead of the grade, while training; a control
-    reward_weights: str = ""  # of the parts of the reward, such as answer=1,format=0; empty: as the task's PARTS has them
+    reward_weights: str = ""  # change the weights in the task's PARTS, such as answer=1,format=0
     shaping: str = "none"  # what is compared: the reward, less for long responses, or less the KL to the start model
     shaping_beta: float = 0.1  # weight of --shaping
     advantage: str = "grpo"  # how a reward is compared with the others of its group, the responses to the same puzzle

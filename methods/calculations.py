@@ -133,7 +133,8 @@ def graded_without(batch: TokenBatch, i: int, start: int, stop: int) -> float:
     if hasattr(batch.task, "reply"):
         ends = [(spans[a][0], spans[b - 1][1]) for a, b in pairwise([0, *batch.before[i], len(spans)])]  # of each turn
         turns = [[text[a : max(a, min(b, start))] + text[min(b, max(a, stop)) : b] for a, b in ends]]
-    return graded(batch.task, batch.weights, text[:start] + text[stop:], batch.puzzles[batch.group[i]], *turns)["reward"]
+    puzzle, cut = batch.puzzles[batch.group[i]], text[:start] + text[stop:]
+    return graded(batch.task, batch.weights, cut, puzzle, *turns)["reward"]
 
 
 @token_credit(needs=lambda solver, **_: ("calculations", "reachable") if solver else ("calculations",))

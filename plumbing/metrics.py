@@ -29,8 +29,8 @@ CREDIT_LOG = {"step": np.int32, "response": np.uint16, "group": np.uint16, "posi
 # Where the task replies, also the turn of a token; and for each token of a reply its response and the next position.
 TURN_LOG = {"turn": np.uint16, "reply_response": np.uint16, "reply_position": np.uint16, "reply_token": np.int32}
 # Names that batch.log may not have: those above, what analyze.py makes of them, and arguments of np.savez.
-TAKEN = {*CREDIT_LOG, *TURN_LOG, "puzzle_text", "response_success", "response_id", "puzzle", "length", "relative", "contribution",
-         "gradient", "file", "allow_pickle"}
+TAKEN = {*CREDIT_LOG, *TURN_LOG, "puzzle_text", "response_success", "response_id", "puzzle", "length", "relative",
+         "contribution", "gradient", "file", "allow_pickle"}
 PUZZLE_LETTERS = 500  # at most so many of a puzzle's text are kept in the credit log
 
 

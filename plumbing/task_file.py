@@ -103,8 +103,8 @@ def graded(task: Any, weights: dict[str, float], *response: Any) -> dict[str, fl
     needed = dict.fromkeys((*weights, "answer", "format"), float)
     require(isinstance(grade, dict), f"{what} is {grade!r:.50}, but it must be an object with {', '.join(needed)}")
     for part in weights:
-        require(part in grade, f"{what} has no {part}, of which the task's PARTS or --reward_weights make the reward (a "
-                f"task without PARTS returns reward itself): it has {', '.join(grade)}")
+        require(part in grade, f"{what} has no {part}, of which the task's PARTS or --reward_weights make the reward "
+                f"(a task without PARTS returns reward itself): it has {', '.join(grade)}")
     grade = {name: math.nan if value is None and name not in needed else number(value, f"{what}: {name}")
              for name, value in grade.items()}
     check_fields(grade, needed, what)
