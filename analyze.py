@@ -286,7 +286,7 @@ def comparison_tables(groups: list[Group], warning: str) -> list[Table]:
                 "deviation over steps.", ["end", *SIZES, "gradient norm", "its spread", "seconds a step"])
     further = "The reward, and what a grade, a loss or a head added to metrics.csv: means over steps.", names
     return [Table(title, bold + note, ["method", "seeds", *columns], [method_row(group, columns) for group in groups])
-            for title, (note, columns) in zip(("Learning", "Credit", "Rewards, further columns"), (learned, credited, further))
+            for title, (note, columns) in zip(("Learning", "Credit", "Further columns"), (learned, credited, further))
             if columns]
 
 

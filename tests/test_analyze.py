@@ -425,7 +425,7 @@ def test_numbers_of_a_grade_are_in_the_tables(run, call):
     metrics = runs.read_metrics(run)
     assert row_of(analyze.learning_table(metrics), "1")["of a head"] == "1.7e+04"
     text = call(run, run.parent / "other")
-    table = text.partition("Rewards, further columns")[2]
+    table = text.partition("Further columns")[2]
     assert re.search(r"none +\| +1 \|.* 8500.250 \|\n", table) and re.search(r"ppo +\| +1 \|.*\| +\|\n", table)
 
 
