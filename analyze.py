@@ -133,7 +133,7 @@ def credit_tables(log: dict, tokenizer: Tokenizer | None) -> list[Table]:
     parts = {("Where credit went", note): [*types, *signs, *position_bins(log, 10)],
              ("Types by position", "Each fifth of a response by type."): fifths}
     if tokenizer:
-        parts["Tokens", "The most frequent of each type."] = frequent_tokens(log, tokenizer)
+        parts["Tokens", "Of each type those with the largest sum of abs(gradient)."] = top_tokens(log, tokenizer)
     tables = [Table(*about, ["", *CREDITED], [credit_row(name, log, chosen) for name, chosen in rows])
               for about, rows in parts.items()]
     own = [[name, *(own_cell(log, chosen, name) for _, chosen in types)] for name in own_columns(log)]
@@ -147,12 +147,14 @@ def own_cell(log: dict, chosen: np.ndarray, name: str) -> str:
     return " ± ".join(f"{x:.{digits}g}" for x, digits in zip(found, (3, 2)) if np.isfinite(x))
 
 
-def frequent_tokens(log: dict, tokenizer: Tokenizer) -> list[tuple[str, np.ndarray]]:
-    """Type and text, as Python would write it, and rows (N,) bool of the eight most frequent tokens of each type."""
+def top_tokens(log: dict, tokenizer: Tokenizer) -> list[tuple[str, np.ndarray]]:
+    """Type and text, as Python would write it, and rows (N,) bool of eight tokens of each type: those that moved the
+    most, by the sum of the gradient's size."""
     found = []
     for role, name in enumerate(ROLES):
-        tokens, counts = np.unique(log["token"][log["role"] == role], return_counts=True)
-        for token in tokens[np.argsort(-counts, kind="stable")][:8].tolist():
+        tokens, which = np.unique(log["token"][log["role"] == role], return_inverse=True)
+        sizes = np.bincount(which, np.abs(log["gradient"][log["role"] == role]))
+        for token in tokens[np.argsort(-sizes, kind="stable")][:8].tolist():
             letters = tokenizer.bytes[token] or tokenizer.library.id_to_token(token).encode()  # an end token has none
             text = report.code_span(repr(letters.decode("utf-8", "backslashreplace")))  # it may be a part of a letter
             found.append((f"{name} {text}", (log["role"] == role) & (log["token"] == token)))

@@ -171,17 +171,20 @@ def test_errors_are_clustered_by_puzzle(run, tokenizer, monkeypatch):
     assert "beyond 3 at 33.3%, within 1.5 at 33.3%; mean abs(t) 2.17." in table.note
 
 
-def test_top_tokens_are_counted_within_their_type(tokenizer):
-    """Guards against rare tokens first, one token's types mixed, and parts of letters that all look the same."""
+def test_top_tokens_are_paid_within_their_type(tokenizer):
+    """Guards against frequent tokens without a gradient, sums that cancel, one token's types mixed, and parts of letters
+    that all look the same."""
     bar = tokenizer.library.token_to_id("|") or 300
-    log = dict(role=np.array([0, 0, 0, 1, 2] + [1] * 10), token=np.array([300, 301, 301, 301, bar, *range(310, 320)]))
-    found = [(name.split()[0], chosen.sum()) for name, chosen in analyze.frequent_tokens(log, tokenizer)]
+    log = dict(role=np.array([0, 0, 0, 1, 2] + [1] * 10), token=np.array([300, 301, 301, 301, bar, *range(310, 320)]),
+               gradient=np.array([1.9, -1, 1, 5, 0] + [0.5] * 10))
+    found = [(name.split()[0], chosen.sum()) for name, chosen in analyze.top_tokens(log, tokenizer)]
     assert found[:3] == [("filler", 2), ("filler", 1), ("reasoning", 1)]
     assert [name for name, _ in found].count("reasoning") == 8
     end = np.array([tokenizer.library.token_to_id("<|im_end|>")] * 15)
-    assert "im_end" in analyze.frequent_tokens(log | {"token": end}, tokenizer)[0][0]
+    assert "im_end" in analyze.top_tokens(log | {"token": end}, tokenizer)[0][0]
     for token, letters in enumerate(tokenizer.bytes):
-        [(name, _)] = analyze.frequent_tokens({"role": np.array([0]), "token": np.array([token])}, tokenizer)
+        [(name, _)] = analyze.top_tokens({"role": np.zeros(1), "token": np.array([token]), "gradient": np.ones(1)},
+                                         tokenizer)
         written = ast.literal_eval(re.fullmatch(r"filler (`+) ?(.*?) ?\1", name)[2])
         assert token in tokenizer.end_tokens or re.sub(
             rb"\\x(..)", lambda byte: bytes.fromhex(byte[1].decode()), written.encode()) == letters

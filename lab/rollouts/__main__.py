@@ -42,6 +42,7 @@ from tasks.math_task import calculations
 from tasks.text import roles, sentence_starts
 
 ROWS = 64  # states whose logits over the whole vocabulary are computed at once
+SAVE = "save the start model as checkpoint-0, without save_total_limit, which deletes it"
 NOTICED = 0.05  # nats a token: what training and rounding may make of log p
 
 
@@ -69,6 +70,7 @@ class Rollout(NamedTuple):
     prompt_text: str
     tokens: list[int]  # of the response, its end token included
     reward: float
+    rewards: dict[str, float]  # the parts of the reward by their names, NaN where there was none
     advantage: float | None
 
 
@@ -89,7 +91,10 @@ def parse_row(row: Any, tokenizer: Tokenizer, limit: int) -> Rollout:
     if step % 1:
         raise ValueError(f"its step must be a whole number, not {step:g}")
     group = str(given["group"]) if "group" in given else None
-    return Rollout(int(step), group, prompt, tokenizer.decode(prompt)[0], tokens, reward, advantage)
+    if not isinstance(parts := given.get("rewards", {}), dict):
+        raise ValueError("its rewards must be numbers by name")
+    parts = {f"rewards/{name}": math.nan if x is None else finite(x, name) for name, x in parts.items()}
+    return Rollout(int(step), group, prompt, tokenizer.decode(prompt)[0], tokens, reward, parts, advantage)
 
 
 def ids_of(given: dict, name: str, size: int) -> list[int]:
@@ -224,6 +229,11 @@ def load_weights(folder: Path, options: Options | Settings) -> Qwen2:
     return model
 
 
+def base_of(folder: Path) -> Path:
+    """The folder of a model, or that of an adapter's base."""
+    return Path(read_json(folder / "adapter_config.json", missing={}).get("base_model_name_or_path", folder))
+
+
 def checkpoints(model: str) -> dict[float, Path]:
     """The checkpoints in a trainer's output folder by their steps, in order; of a model's folder the folder itself."""
     found = {path.name.removeprefix("checkpoint-"): path for path in Path(model).glob("checkpoint-*")}
@@ -252,14 +262,15 @@ def settings_of(options: Options, files: list[Path], folder: Path, rollouts: lis
     if G == 1 and options.advantage != "theirs":
         raise ValueError("no two rollouts of a step answer the same prompt: there is nothing to compare a reward with")
     given = {name: value for name, value in asdict(options).items() if name != "model"}
-    return Settings(**given, model=str(folder), data=str(files[0]), task="rollouts", steps=len(sizes), answers=G,
-                    max_new_tokens=length)
+    base = base_of(folder)
+    return Settings(**given, model=str(base), adapter=str(folder) if base != folder else "", data=str(files[0]),
+                    task="rollouts", steps=len(sizes), answers=G, max_new_tokens=length)
 
 
 def give_credit(rollouts: list[Rollout], middle: float, folders: dict[int, Path], policy: Reader, s: Settings,
                 hyper_parameters: dict) -> Tensor:
     """Write the run folder, step by step. Log p, entropy and variance of log p of all its tokens: (3, n)."""
-    run, known, folder = Path(s.out), [], Path(s.model)
+    run, known, folder, parts = Path(s.out), [], Path(s.adapter or s.model), rollouts[0].rewards  # those of the first row
     steps = {step: [*found] for step, found in groupby(rollouts, key=lambda rollout: rollout.step)}
     for step, (their_step, found) in enumerate(follow("reading steps", steps.items()), 1):
         began = perf_counter()
@@ -270,10 +281,12 @@ def give_credit(rollouts: list[Rollout], middle: float, folders: dict[int, Path]
         known.append(read)
         credit = MITIGATIONS[s.mitigation](batch, **hyper_parameters)  # (B, T)
         if step == 1:  # not before, since the credit function may have refused
-            run_folder.start_run(run, asdict(s), hyper_parameters, {}, ["their_step", "log_p_plus_entropy"])
+            run_folder.start_run(run, asdict(s), hyper_parameters, {}, ["their_step", "log_p_plus_entropy", *parts])
             run_folder.append_row(run, {"step": 0})
         checksum = write_credit_log(run / "credit" / f"step-{step:06d}.npz", step, batch, credit)
-        run_folder.append_row(run, step_columns(step, batch, began) | {
+        means = {name: torch.tensor([rollout.rewards.get(name, math.nan) for rollout in found]).nanmean().item()
+                 for name in parts}
+        run_folder.append_row(run, step_columns(step, batch, began) | means | {
             "credit_checksum": checksum, "their_step": their_step, "log_p_plus_entropy": read[:2].sum(0).mean().item()})
         run_folder.write_samples(run, step, batch)
     return torch.cat(known, dim=1)
@@ -284,15 +297,14 @@ def convert(files: list[Path], options: Options, hyper_parameters: dict) -> None
     check_options(files, options, hyper_parameters)
     saved = checkpoints(options.model)
     folder = min(saved.items())[1]
-    model, tokenizer = load_weights(folder, options), Tokenizer(folder)
+    model, tokenizer = load_weights(folder, options), Tokenizer(base_of(folder))
     found = read_rollouts(files, tokenizer, model.config.max_position_embeddings)
     if options.advantage == "theirs" and found[0].advantage is None:
         options = replace(options, advantage="grpo")
     grouped, G = in_groups(found, options.advantage != "theirs")
     rollouts = [rollout for rollout in grouped if rollout.step > min(saved)]
     if not rollouts:
-        raise ValueError(f"{options.model} has no checkpoint before step {grouped[-1].step}: save the start model as "
-                         "checkpoint-0")
+        raise ValueError(f"{options.model} has no checkpoint before step {grouped[-1].step}: {SAVE}")
     folders = {r.step: saved[max(n for n in saved if n < r.step)] for r in rollouts}
     others, early = len(found) - len(grouped), len(grouped) - len(rollouts)
     middle = (min(r.reward for r in rollouts) + max(r.reward for r in rollouts)) / 2
@@ -304,8 +316,8 @@ def convert(files: list[Path], options: Options, hyper_parameters: dict) -> None
             f"{'ours, ' * (s.advantage != 'theirs')}{s.advantage}; a reward above {middle:g} counts as success",
             *[f"each step was read by the newest checkpoint before it: {taken}"] * (folder != Path(options.model)),
             *[f"{others:,} rollouts were left out: their groups are not of {G}, the most frequent size"] * (others > 0),
-            *[f"{early:,} rollouts were left out: there is no checkpoint before their step; save the start model as "
-              "checkpoint-0"] * (early > 0), verdict(*known)]
+            *[f"{early:,} rollouts were left out: there is no checkpoint before their step; {SAVE}"] * (early > 0),
+            verdict(*known)]
     text = "\n".join(said) + "\n"
     (Path(s.out) / "rollouts.txt").write_text(text, encoding="utf-8")
     print(f"{text}wrote {s.out}; read it with: python analyze.py {s.out}")

@@ -23,9 +23,11 @@ class RolloutTrainer(GRPOTrainer):
         with Path(self.args.output_dir, f"rollouts-{process.process_index}.jsonl").open(mode) as file:
             for i in range(len(kept) if self.model.training else 0):
                 j = i - len(kept) * (process.num_processes - process.process_index)  # logs have those of all processes
-                rewards = [weight * self._logs["rewards"][name][j]
-                           for name, weight in zip(self.reward_func_names, self.reward_weights.tolist())]
-                row = {"step": self.state.global_step + 1, "reward": sum(r for r in rewards if r == r),
+                own = {name: self._logs["rewards"][name][j] for name in self.reward_func_names}
+                own = {name: x if x == x else None for name, x in own.items()}  # NaN where a function returned none
+                weighted = zip(self.reward_weights.tolist(), own.values())
+                row = {"step": self.state.global_step + 1, "reward": sum(w * x for w, x in weighted if x is not None),
+                       "rewards": own,
                        "prompt_ids": batch["prompt_ids"][i][batch["prompt_mask"][i] > 0].tolist(),
                        "completion_ids": batch["completion_ids"][i][batch["completion_mask"][i] >= kept[i]].tolist(),
                        "advantage": (kept[i] * batch["advantages"][i]).item()}

@@ -103,8 +103,10 @@ def test_the_recorder_by_hand(tmp_path, monkeypatch):
     trl = SimpleNamespace(GRPOTrainer=type("", (), {"_generate_and_score_completions": lambda self, inputs: inputs}))
     monkeypatch.setitem(sys.modules, "trl", trl)
     recorder, file = runpy.run_path(ROOT / "lab" / "rollouts" / "recorder.py"), tmp_path / "rollouts-1.jsonl"
-    rows = [{"step": 1, "reward": 4.5, "prompt_ids": [7], "completion_ids": [5, 1], "advantage": 0.5},
-            {"step": 1, "reward": 2.0, "prompt_ids": [8, 9], "completion_ids": [6, 6, 6], "advantage": 0.0}]
+    rows = [{"step": 1, "reward": 4.5, "rewards": {"a": 4, "b": 0.25, "c": None}, "prompt_ids": [7],
+             "completion_ids": [5, 1], "advantage": 0.5},
+            {"step": 1, "reward": 2.0, "rewards": {"a": 4, "b": -1.0, "c": 0.0}, "prompt_ids": [8, 9],
+             "completion_ids": [6, 6, 6], "advantage": 0.0}]
     file.write_text("of an earlier run")
     for step, training, found in ((0, True, 2), (3, True, 4), (3, False, 4), (0, True, 2)):
         trainer = recorder["RolloutTrainer"]()
@@ -137,7 +139,8 @@ def sampled():
     policy, s = Policy(load_model(BUNDLED), Tokenizer(BUNDLED), countdown_task), Settings(answers=4, max_new_tokens=70)
     batch = rollout(policy, countdown_task.load("train", 3), s, step=1)
     batch.ask = Queries(policy, batch, s, 1)
-    return batch, [{"prompt_ids": batch.prompts[q], "completion_ids": tokens[mask].tolist(), "reward": reward}
+    return batch, [{"prompt_ids": batch.prompts[q], "completion_ids": tokens[mask].tolist(), "reward": reward,
+                    "rewards": {"half": reward / 2, "gone": None}}
                    for q, tokens, mask, reward in zip(batch.group, batch.tokens, batch.mask, batch.reward.tolist())]
 
 
@@ -161,6 +164,7 @@ def test_ids_give_what_the_sampler_recorded(sampled, tmp_path, capsys):
     np.testing.assert_allclose(log["credit"], rows_of(MITIGATIONS["prefix_tree"](batch)), atol=1e-6)
     assert metrics["truncated"][1] == pytest.approx(1 - batch.ended.float().mean())
     assert metrics["success"][1] == pytest.approx((batch.reward > batch.reward.max() / 2).double().mean())
+    assert metrics["rewards/half"][1] == pytest.approx(batch.reward.mean() / 2) and np.isnan(metrics["rewards/gone"][1])
     assert "so it may have written them" in said and "ours, rloo" in said
 
 
@@ -183,11 +187,11 @@ def test_each_step_is_read_by_its_checkpoint(sampled, tmp_path, refusal):
     which it has trained, and against the last ones."""
     from peft import LoraConfig, get_peft_model
     (batch, rows), output, models = sampled, tmp_path / "output", []
-    for step in (1, 3, 10):
+    for step in (1, 3, 10):  # the first is an adapter, whose folder has no config.json
         model = Qwen2ForCausalLM.from_pretrained(BUNDLED, dtype=torch.float32)
         if step == 3:
             torch.nn.init.normal_(model.lm_head.weight, std=0.1)
-        if step == 10:
+        if step == 1:
             model = get_peft_model(model, LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False))
             model.peft_config["default"].init_lora_weights = True
         models.append(model)
@@ -236,6 +240,7 @@ def test_log_p_tells_who_wrote(sharper, tokens, said):
     ({"completion_ids": [True]}, "must be a list"), ({"completion_ids": [-1]}, "must be a list of tokens"),
     ({"completion_ids": []}, "must be a list"), ({"prompt_ids": []}, "its prompt_ids must be"),
     ({"prompt_ids": [5] * 99999}, "it has 100000 tokens, and the model takes"), ({"group": 1}, "nothing to compare"),
+    ({"rewards": [1]}, "its rewards must be numbers by name"), ({"rewards": {"a": "x"}}, "its a must be a number"),
     ({"reward": None}, "it has no reward; its fields: 'prompt_ids', 'completion_ids'"),
     ({"reward": float("nan")}, "its reward must be a finite number"), ({"reward": [1]}, "its reward must be a number"),
     ({"advantage": "1"}, "its advantage must be a number"), ({"step": 10.45}, "must be a whole number, not 10.45"),
