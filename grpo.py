@@ -238,7 +238,7 @@ def my_responses(batch: TokenBatch, credit: Tensor, s: Settings) -> Tensor:
 def read_again(model: Qwen2, batch: TokenBatch, rows: Tensor, at_once: int) -> Iterator[tuple[Tensor, Tensor]]:
     """The responses rows (n,) once more, some of like length at a time: their places in the batch (b,), and log pi of
     their tokens (b, T), with gradient. The caller takes the backward pass of each before the next one, which frees its
-    memory, and the last one, too.
+    memory, also that of the last one.
 
     Prompts are read once for all their responses. Their keys and values collect the gradient of every backward pass,
     and at the end it goes on through the prompts, which are read again for that.
@@ -269,10 +269,9 @@ def update(policy: Policy, optimizer: Optimizer, batch: TokenBatch, credit: Tens
     check_finite(share, batch.mask, f"--loss_norm {s.loss_norm} must give each token")
     reference_logprob = batch.ask.reference_logprob if s.kl > 0 else None  # (B, T)
     old = batch.logprob.clone()  # (B, T) log pi in the ratio's denominator
-    updates = []  # what metrics.csv is told of each
+    mine, updates = my_responses(batch, credit, s), []  # (b,); what metrics.csv is told of each update
     for k in range(s.updates_per_batch):
         optimizer.zero_grad()
-        mine = my_responses(batch, credit, s)
         sums = Counter(read=tokens_in(batch, mine))  # numbers by name: Counter.update adds
         for rows, logprob in read_again(policy.model, batch, mine, s.micro_batch):  # (b,), then all is (b, T)
             mask = batch.mask[rows]
