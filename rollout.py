@@ -163,7 +163,7 @@ def token_batch(policy: Policy, puzzles: list, samples: Samples, s: Settings, st
     # In float64, where 1e7 and 1e7 + 0.1 differ: float32 would make them equal rewards.
     found = {name: torch.tensor([own.get(name, torch.nan) for own in grades], dtype=torch.float64, device=device)
              for name in names}  # (B,) each
-    weights = part_weights(task, policy.weights)  # K
+    weights = part_weights(task, policy.weights)  # K of the numbers found, some of which are taken out below
     return TokenBatch(
         **samples._asdict(),  # tokens, mask, logprob, entropy, logit_grad, ended, before
         parts=torch.stack([found[name] for name in weights]), weights=weights,

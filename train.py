@@ -75,7 +75,7 @@ def assign_credit(batch: TokenBatch, mitigation: Callable[[TokenBatch], Tensor],
 def learn(policy: Policy, optimizer: Optimizer, batch: TokenBatch, credit: Tensor, s: Settings) -> dict:
     """The policy learns, and the value heads, such as PPO's critic, if the credit function has any. Returns columns of
     metrics.csv: of the update, of the heads, and the means of the further numbers that the task's `grade` returns."""
-    # Heads learn only now: a critic that knew these rewards would bias the credit.
+    # Heads learn after the credit, which a critic that knew these rewards would bias, and before the model moves.
     found = {name: head.learn(batch) for name, head in policy.heads.items()}
     row = update(policy, optimizer, batch, credit, s)
     for name, columns in found.items():
