@@ -31,9 +31,9 @@ How this file differs from the paper (DeepSeekMath, arXiv 2402.03300):
 3. The log-probs of the sampling policy are recorded while sampling, not recomputed by a second forward pass. In
    bfloat16 rounding makes the two differ, so PPO's clip can act although the policy has not moved. --old_logprob update
    takes the log-probs of the first update's own pass as pi_old, so its ratio is 1.
-4. Advantages are computed in float64, and are exactly 0 in a group whose rewards are all equal: a rounded mean would
-   leave each response a little advantage, and Adam makes steps of the usual size even of that. (With --advantage
-   step_mean the whole step is the group.)
+4. Advantages are computed in float64, and are exactly 0 in a group whose rewards are all equal, so that the update
+   leaves it out. A rounded mean would leave each response a little. (With --advantage step_mean the whole step is the
+   group.)
 
 Run it:  python train.py --mitigation none
 """

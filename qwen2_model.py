@@ -291,8 +291,8 @@ class Cache:
     """The keys and values of what R rows have read, so that each token is computed once.
 
     A column holds one token of each row, or none. Its position says where in the row's text the token stands, and
-    decides who sees it. So a row may have holes. Two prompts, a b c and d e, were read but for their last tokens, with
-    padding; then each row read its last one:
+    decides who sees it. So a row may have holes. Of two prompts, a b c and d e, two tokens were read, and the second
+    one's e forgotten, since it is its last; then each row read its last token:
 
         column     0  1  2     position  0  1  2          length
         row 0      a  b  c               0  1  2          3

@@ -77,7 +77,7 @@ def by_group(batch: TokenBatch, values: Tensor) -> Tensor:
 def group_mean(values: Tensor) -> Tensor:
     """The mean (Q, 1, ...) of values (Q, G, ...) over each group, in float64; exactly their value where all are equal.
 
-    So values - mean is exactly 0 there. Rounding would leave about 1e-8 of credit, which Adam blows up.
+    So values - mean is exactly 0 there, and an update leaves out responses without credit. Rounding would leave some.
     """
     first = values[:, :1].double()
     return first + (values - first).mean(1, keepdim=True)

@@ -10,7 +10,7 @@
     python train.py --on_step tracking:tensorboard                          hand each row of metrics.csv to a function
     torchrun --nproc_per_node 2 train.py --mitigation none                  the same run in several processes
 
-A mitigation is a credit function, in the original work's word. GRPO's own formulas are in grpo.py: read that next.
+A mitigation is a credit function, in the original work's word. GRPO's own formulas are in grpo.py.
 
 Shapes: Q puzzles a step, G responses to each puzzle (a group), B = Q G responses, T tokens of the longest response.
 
@@ -67,7 +67,8 @@ def train(s: Settings, mitigation: Callable[[TokenBatch], Tensor], policy: Polic
 
 @torch.no_grad()
 def assign_credit(batch: TokenBatch, mitigation: Callable[[TokenBatch], Tensor], s: Settings) -> Tensor:
-    """The credit (B, T) that the chosen function of mitigations.py or methods/ gives to each token."""
+    """The credit (B, T) that the chosen function of mitigations.py or methods/ gives to each token. Tokens that
+    --skip_unfinished leaves without credit still count in N."""
     credit = mitigation(batch)  # (B, T)
     return credit * batch.ended[:, None] if s.skip_unfinished else credit
 

@@ -61,4 +61,4 @@ def turn_baseline(batch: TokenBatch, to_end: bool = False) -> Tensor:
     b = of_others(earned) / of_others(reached.double()).clamp(min=1) * (reached | to_end)  # (B, K)
     from_turn_on = b.flip(1).cumsum(1).flip(1)  # (B, K)
     credit = batch.reward[:, None] - from_turn_on.gather(1, turn.clamp(max=b.shape[1] - 1))  # (B, T)
-    return credit * (credit.abs() > 1e-14 * batch.reward.abs().max())  # Adam would blow up what rounding leaves
+    return credit * (credit.abs() > 1e-14 * batch.reward.abs().max())  # drops what rounding leaves

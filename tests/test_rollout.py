@@ -250,7 +250,7 @@ def test_a_coin_grades_responses_and_continuations(policy):
 
 @pytest.mark.parametrize("responses, reward", [(3, 0.1), (7, 100.1)])
 def test_where_all_rewards_are_equal_measured_credit_is_exactly_0(responses, reward, policy):
-    """Guards against rounding as credit: it is read with gradient, and Adam makes it as large as any other."""
+    """Guards against rounding as credit: it is read with gradient, for nothing."""
     grade = lambda text, puzzle: {"own": reward, "answer": 0.0, "format": 1.0}
     constant = policy._replace(task=SimpleNamespace(**vars(countdown_task) | {"grade": grade}),
                                weights={"answer": 0.0, "format": 0.0, "own": 1.0})
