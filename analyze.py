@@ -169,7 +169,8 @@ def draw_credit(log: dict, file: Path) -> None:
             parts = [part & (log["role"] == role) for _, part in position_bins(log, 5)]
             sizes = [mean_size(log, part, measure) if part.sum() >= 100 else (np.nan, np.nan) for part in parts]
             x = np.arange(0.1, 1, 0.2) + 0.02 * (role - 1)  # (5,) middles, moved so that intervals stay apart
-            axis.errorbar(x, *np.array(sizes).T, color=colour, marker=marker, capsize=3, label=name)
+            if np.isfinite(sizes).any():  # else it is not in the legend
+                axis.errorbar(x, *np.array(sizes).T, color=colour, marker=marker, capsize=3, label=name)
         axis.set(xlabel="position in the response", ylabel=f"mean {formula}", ylim=(0, None), xlim=(0, 1),
                  title=f"{measure.capitalize()} by position")
         axis.xaxis.set_major_formatter("{x:.0%}")
