@@ -117,8 +117,8 @@ def over_own_deviations(_: Tensor, batch: TokenBatch) -> Tensor:
 
     So a part counts by its weight, however little it varies in the group. (The mean of the sums is 0 in every group.)
     """
-    each = zip(batch.weights.values(), batch.parts)
-    total = sum(weight * over_deviation(by_group(batch, part), batch) for weight, part in each)  # (Q, G)
+    total = sum(weight * over_deviation(by_group(batch, batch.grades[part]), batch)
+                for part, weight in batch.weights.items())  # (Q, G)
     return total / (total.square().mean().sqrt() + 1e-4)
 
 

@@ -48,12 +48,11 @@ class TokenBatch:
     logit_grad: Tensor  # (B, T) ||onehot - p||, the size of the gradient of log pi in logit space, which is logged
     ended: Tensor  # (B,) bool, False where the token limit cut the response off
     before: Replies  # B dicts, {} in a single turn: before[i][t] are the tokens of the reply before column t
-    reward: Tensor  # (B,) float64, the sum of weight * part, or a coin toss (--reward random)
-    parts: Tensor  # (K, B) float64, those numbers of the task's `grade` that the reward is made of
-    weights: dict[str, float]  # K, the weight of each part by its name
-    success: Tensor  # (B,) "answer" of the grade: 1 where that is right (or the coin shows heads), else 0
-    format: Tensor  # (B,) its "format": how much of the requested layout it has, from 0 to 1
-    grades: dict[str, Tensor]  # (B,) float64 each, its further numbers by their names, NaN where it returned none
+    grades: dict[str, Tensor]  # (B,) float64 each: what the task's `grade` returned, by name; NaN where it lacked one
+    weights: dict[str, float]  # the reward is the sum of weight * grade over these names
+    reward: Tensor  # (B,) float64 this sum, or a coin toss (--reward random)
+    success: Tensor  # (B,) the grade "answer": 1 where that is right (or the coin shows heads), else 0
+    format: Tensor  # (B,) the grade "format": how much of the requested layout it has, from 0 to 1
     group: Tensor  # (B,) int64, index of the puzzle that the response answers
     puzzles: tuple  # Q, the task's
     prompts: tuple[list[int], ...]  # Q, their tokens
@@ -163,12 +162,11 @@ def token_batch(policy: Policy, puzzles: list, samples: Samples, s: Settings, st
     # In float64, where 1e7 and 1e7 + 0.1 differ: float32 would make them equal rewards.
     found = {name: torch.tensor([own.get(name, torch.nan) for own in grades], dtype=torch.float64, device=device)
              for name in names}  # (B,) each
-    weights = part_weights(task, policy.weights)  # K of the numbers found, some of which are taken out below
     return TokenBatch(
         **samples._asdict(),  # tokens, mask, logprob, entropy, logit_grad, ended, before
-        parts=torch.stack([found[name] for name in weights]), weights=weights,
-        reward=found.pop("reward"), success=found.pop("answer").float(), format=found.pop("format").float(),
-        grades=found, group=torch.arange(Q, device=device).repeat_interleave(B // Q), puzzles=tuple(puzzles),
+        grades=found, weights=part_weights(task, policy.weights),
+        reward=found["reward"], success=found["answer"].float(), format=found["format"].float(),
+        group=torch.arange(Q, device=device).repeat_interleave(B // Q), puzzles=tuple(puzzles),
         prompts=tuple(map(policy.prompt, puzzles)), task=task,
         role=torch.from_numpy(role).to(device), in_answer=torch.from_numpy(in_answer).to(device),
         text=tuple(text for text, _ in decoded), spans=tuple(tuple(spans) for _, spans in decoded),

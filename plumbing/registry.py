@@ -89,11 +89,10 @@ def required(name: str, hyper_parameters: dict) -> tuple[str, ...]:
 
 
 class Grades(dict):
-    """batch.grades: the further numbers of the task's grade; ValueError for one that it does not return."""
+    """batch.grades: the numbers of the task's grade; ValueError for one that it does not return."""
 
     def __missing__(self, name: str) -> Tensor:
-        raise ValueError(f"batch.grades has no {name}: the grade of this task returns {', '.join(self) or 'no such'} "
-                         "number besides reward, answer and format")
+        raise ValueError(f"batch.grades has no {name}: the grade of this task returns {', '.join(self)}")
 
 
 def per_token(found: Any, batch: Any, duty: str) -> Tensor:
@@ -146,7 +145,7 @@ def check_order(s: Settings, device: torch.device, advantage: Callable, norm: Ca
     logprob, credit = -draw(6, 8).float(), draw(6, 8).float() - 0.5
     mask = torch.arange(8, device=device) < torch.tensor([[5], [1], [3], [4], [8], [2]], device=device)  # (6, 8)
     grouped = lambda x: x.view(2, 3)
-    like = lambda r, won: SimpleNamespace(puzzles=range(2), success=won, parts=[r, won], weights={"r": 2, "won": 1})
+    like = lambda r, won: SimpleNamespace(puzzles=range(2), success=won, grades={"r": r, "won": won}, weights={"r": 2, "won": 1})
     compare = lambda r, won: check_finite(advantage(grouped(r), like(r, won)), grouped(r),
                                           f"--advantage {s.advantage} must give each response").flatten()
     gain = lambda *drawn: check_loss(loss(*drawn, s), drawn[3], s)[0].masked_fill(~drawn[3], 0)

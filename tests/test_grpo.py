@@ -39,7 +39,7 @@ def check_advantages(estimator, reward, G):
     """Advantages of rewards (B,) in groups of G: within 1e-6 of the group's largest, and so exactly 0 where that is."""
     success = reward.flip(0)  # in other groups
     batch = make_batch([1] * len(reward), [0.0] * len(reward), [i // G for i in range(len(reward))], reward=reward,
-                       success=success, parts=torch.stack([reward, success]), weights={"a": 2.0, "b": -0.5})
+                       success=success, grades={"a": reward, "b": success}, weights={"a": 2.0, "b": -0.5})
     r, s = ([Fraction(x) for x in values.tolist()] for values in (reward, success))
     found, groups = grpo.compare(batch, estimator), [slice(q, q + G) for q in range(0, len(r), G)]
     assert found.dtype == batch.logprob.dtype == torch.float32

@@ -87,9 +87,10 @@ def test_a_batch_describes_its_own_responses(hashed):
         assert len(batch.spans[i]) == len(tokens)
         grades = graded_by_hash(text, PUZZLES[i // 4])
         reward = reward_by_hash(text, PUZZLES[i // 4])
-        found = [batch.reward[i], batch.success[i], batch.format[i], *batch.parts[:, i], batch.grades["more"][i]]
-        names = ("answer", "format", "answer", "own", "more")
-        expected = [reward, *(grades.get(name, math.nan) for name in names)]
+        names = ("answer", "format", "own", "more")
+        found = [batch.reward[i], batch.success[i], batch.format[i], *(batch.grades[name][i] for name in names)]
+        expected = [reward, *(grades.get(name, math.nan) for name in ("answer", "format", *names))]
+        assert batch.weights == PARTS
         assert found == pytest.approx(expected, nan_ok=True)
         group = batch.reward[i // 4 * 4 :][:4]
         assert advantage[i].item() == pytest.approx(reward - group.mean().item(), abs=1e-6)

@@ -373,7 +373,7 @@ ANOTHER = "gives a response another number when others stand elsewhere"
     (MITIGATIONS, "none", replace(uniform, function=lambda batch: batch.log.update(x=batch.reward) or batch.logprob),
      r"none must log x of shape \(B, T\)"),
     (MITIGATIONS, "none", lambda batch: batch.grades["letters"][:, None],
-     "batch.grades has no letters: the grade of this task returns no"),
+     "batch.grades has no letters: the grade of this task returns answer, format, reward"),
     (ADVANTAGES, "grpo", lambda r, s: r - r.mean(1), "--advantage grpo fails on 3 responses to each of 2 puzzles"),
     *((ADVANTAGES, "grpo", lambda r, s, base=base: r - base(r), f"--advantage grpo {ANOTHER}")
       for base in (lambda r: r.mean(0), lambda r: r[:, :1])),

@@ -140,7 +140,7 @@ def their_gradient(batch: TokenBatch, folder: Path, pair: Pair, moved: bool) -> 
         max_completion_length=LIMIT, num_iterations=2, report_to=[], gradient_checkpointing=False,
         reward_weights=[*batch.weights.values()], **pair.theirs)
     prompts = [f"{i}" for i in range(Q) for _ in range(G)]
-    parts = [lambda completions, rewards=part.tolist(), **_: rewards for part in batch.parts]
+    parts = [lambda completions, rewards=part.tolist(), **_: rewards for part in map(batch.grades.get, batch.weights)]
     trainer = getattr(trl, f"{pair.trainer}Trainer")(
         load(0), reward_funcs=parts, args=config,
         train_dataset=Dataset.from_dict({"prompt": prompts}),
