@@ -233,8 +233,8 @@ def check_same(run: Path, state: dict, asked: dict, inputs: dict) -> None:
     before = state.get("settings", asked)
     require(not falls or steps == before["steps"], f"with --linear_decay the learning rate of {run} depends on its "
             f"{before['steps']} steps: resume it without --steps, or start a new run")
-    for name in (before.keys() | asked.keys()) - {"steps"}:
-        require(before.get(name) == asked.get(name), f"{run / STATE} was written with {name}={before.get(name)}, but "
+    for name in before.keys() - {"steps"}:  # an older version has fewer
+        require(before[name] == asked.get(name), f"{run / STATE} was written with {name}={before[name]}, but "
                 f"config.json says {asked.get(name)}: put back the one of them that you replaced")
     for name in inputs:
         require(begun.get(name) == inputs[name], f"{name} is not what {run} began with: put that back, or start a new "
