@@ -23,8 +23,9 @@ class Progress:
         """Print how much is done, and the ETA, if the last line is old enough."""
         now = time.perf_counter()
         if leads() and now - self.last >= EVERY:
-            self.last, left = now, (now - self.start) / (done or 1) * (self.total - done)  # seconds
-            print(f"{self.name}: {int(done):,}/{self.total:,}  ETA {clock(left)}", file=sys.stderr, flush=True)
+            self.last = now
+            left = clock((now - self.start) / done * (self.total - done)) if done > self.total / 50 else "unknown yet"
+            print(f"{self.name}: {int(done):,}/{self.total:,}  ETA {left}", file=sys.stderr, flush=True)
 
     def part(self, done: int, size: int, limit: int) -> Callable[[int, float], None]:
         """The `watch` of sampler.generate that shows a part of `size` responses, after `done` others, as if those that

@@ -449,6 +449,9 @@ def test_progress_is_a_line_now_and_then(capsys, monkeypatch):
         now[0] += seconds
         line.show(done)
     assert capsys.readouterr().err == "work: 1/4  ETA 3:30\nwork: 4/4  ETA 0:00\n"
+    now[0] += 10
+    line.show(0.08)  # a fiftieth says nothing
+    assert capsys.readouterr().err == "work: 0/4  ETA unknown yet\n"
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     now[0] += 70
