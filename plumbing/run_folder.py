@@ -110,7 +110,8 @@ class Writer(NamedTuple):
             folder = run / "checkpoints" / f"step-{step:06d}"
             copy_tokenizer(run / "checkpoint", folder)
             self.write_weights(folder)
-        if step == s.steps or s.state_every and step % s.state_every == 0:
+        # Also before the last step, which waits for an evaluation that may be long: killed there, it alone is lost.
+        if step == s.steps or s.state_every and (step % s.state_every == 0 or step == s.steps - 1):
             self.write_weights(run / "checkpoint")
             state = {"step": step, "layout": LAYOUT, "settings": asdict(s) | self.hyper_parameters,
                      "lengths": {name: (run / name).stat().st_size for name in LOGS},
