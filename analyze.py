@@ -83,14 +83,14 @@ def learning_table(metrics: dict) -> Table:
     columns = {"step": [*map(str, steps)],
                **{name: [pm(metrics[name][i], np.nan, digits) for i in steps] for name, digits in LEARNED.items()},
                **{name: [f"{x:.4g}" * bool(np.isfinite(x)) for x in metrics[name][steps]]
-                  for name in added(metrics) if name not in LEARNED},
+                  for name in further_columns(metrics) if name not in LEARNED},
                "held-out success": [pm(success[i], error[i]) for i in steps]}
     columns = {name: cells for name, cells in columns.items() if any(cells)}
     return Table("How it learned", "Means over a step's responses; held-out success after it, ± half of its 95% "
                  "interval over puzzles. metrics.csv has every step.", [*columns], [*map(list, zip(*columns.values()))])
 
 
-def added(metrics: dict) -> list[str]:
+def further_columns(metrics: dict) -> list[str]:
     """The columns of the reward, and those that the task's grade, a loss or a head added, with a number somewhere."""
     return [name for name, values in metrics.items()
             if (name in ("reward", "format") or name not in COLUMNS) and np.isfinite(values).any()]
@@ -201,7 +201,8 @@ def kinds_of(log: dict, first: np.ndarray, tokenizer: Tokenizer) -> list[list[st
     """What tokens.html can filter the R responses by, whose rows begin at first (R,): right or wrong, where the log
     says it; cut off by the token limit; in a silent group, whose rewards are equal."""
     reward, puzzle = log["reward"][first], log["puzzle"][first]  # (R,) each
-    silent = np.array([np.ptp(reward[puzzle == q]) == 0 for q in range(puzzle[-1] + 1)])[puzzle]  # (R,)
+    differs = reward != reward[np.unique(puzzle, return_index=True)[1]][puzzle]  # (R,) from the first of its group
+    silent = (np.bincount(puzzle, differs) == 0)[puzzle]  # (R,)
     cut = ~np.isin(log["token"][first + log["length"][first] - 1], tokenizer.end_tokens)  # (R,)
     success = log.get("response_success", np.full(len(first), np.nan))  # (R,) older runs have none
     facts = {"right": success > 0.5, "wrong": success <= 0.5, "cut off": cut, "silent group": silent}
@@ -259,7 +260,7 @@ def summarize(run: Path, log: dict) -> dict[str, float | dict]:
     return {"steps": metrics["step"][-1], "metrics": metrics, "curve": curve, "start": start, "end": end,
             "area": ratio(np.trapezoid(success, steps), steps.max(initial=0)), **passed,
             **dict(zip(SIZES, [figure for measure in MEASURES for figure in sizes_by_type(log, measure)])),
-            **{f"`{name}`": np.nanmean(metrics[name]) for name in added(metrics)},  # no other name has backquotes
+            **{f"`{name}`": np.nanmean(metrics[name]) for name in further_columns(metrics)},  # alone in backquotes
             "gradient norm": norm.mean(), "its spread": norm.std(), "seconds a step": np.median(seconds)}
 
 
@@ -309,7 +310,8 @@ def draw_methods(groups: list[Group], file: Path) -> None:
     rows = [row for group in groups for row in group.rows.values()]
     curves = {"heldout_success": "Held-out success", "length": "Tokens a response", "grad_norm": "Gradient norm"}
     curves = curves if any(row["curve"] for row in rows) else {"reward": "Reward", "length": "Tokens a response"}
-    further = dict.fromkeys(name for row in rows for name in added(row["metrics"]) if name not in curves)
+    further = dict.fromkeys(
+        name for row in rows for name in further_columns(row["metrics"]) if name not in curves)
     wide = 3 if further else len(curves) + 1  # axes in a line
     curves |= {name: textwrap.fill(name, 20, max_lines=2, placeholder=" …") for name in further}
     lines = -(-(len(curves) + 1) // wide)

@@ -99,9 +99,14 @@ class Policy(NamedTuple):
     reference: Qwen2 | None = None  # a frozen copy of the start model, where the credit function or --kl needs it
     weights: dict[str, float] = {}  # --reward_weights: of parts of the reward, instead of the task's PARTS
 
+    @property
+    def parts(self) -> dict[str, float]:
+        """The weight of each part of the reward, by the name that it has in the task's grade."""
+        return part_weights(self.task, self.weights)
+
     def grade(self, *response: Any) -> dict[str, float]:
-        """The reward and the task's grades of a response: its text, the puzzle and, in several turns, these."""
-        return graded(self.task, part_weights(self.task, self.weights), *response)
+        """The reward and the task's grades of a response: its text, the puzzle and, in several turns, its turns."""
+        return graded(self.task, self.parts, *response)
 
     def prompt(self, puzzle: Any) -> list[int]:
         """The tokens of a puzzle's prompt. The task returns messages, or text, or a tuple of pieces: the first, third,
@@ -164,7 +169,7 @@ def token_batch(policy: Policy, puzzles: list, samples: Samples, s: Settings, st
              for name in names}  # (B,) each
     return TokenBatch(
         **samples._asdict(),  # tokens, mask, logprob, entropy, logit_grad, ended, before
-        grades=found, weights=part_weights(task, policy.weights),
+        grades=found, weights=policy.parts,
         reward=found["reward"], success=found["answer"].float(), format=found["format"].float(),
         group=torch.arange(Q, device=device).repeat_interleave(B // Q), puzzles=tuple(puzzles),
         prompts=tuple(map(policy.prompt, puzzles)), task=task,

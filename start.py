@@ -30,7 +30,7 @@ from plumbing.optimizer import Optimizer
 from plumbing.processes import check_equal, join
 from plumbing.registry import check_order, check_pure, required
 from plumbing.run_folder import Writer, default_folder
-from plumbing.task_file import load_puzzles, load_task, part_weights, read_weights
+from plumbing.task_file import load_puzzles, load_task, read_weights
 from plumbing.tokenizer import Tokenizer
 from qwen2_model import load_model, save_model
 from queries import Queries
@@ -70,8 +70,9 @@ def start(arguments: list[str], usage: str, assign_credit: Callable, learn: Call
     writer = Writer(folder, s, hyper_parameters, learners, partial(save_policy, policy, s), load_function(on_step), own)
     done, row = writer.open(fixed, columns, bool(resume))
     differences |= {"arithmetic": s.arithmetic} if s.arithmetic != s.dtype else {}
-    announce(optimizer.weights.values(), part_weights(policy.task, policy.weights), len(training), len(heldout), folder,
-             differences, done if resume else None)
+    parts = policy.parts if s.reward == "graded" else {"coin": 1}
+    announce(optimizer.weights.values(), parts, len(training), len(heldout), folder, differences,
+             done if resume else None)
     return (s, mitigation, policy, training, heldout, optimizer, writer, done), row
 
 

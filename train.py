@@ -81,7 +81,7 @@ def learn(policy: Policy, optimizer: Optimizer, batch: TokenBatch, credit: Tenso
     row = update(policy, optimizer, batch, credit, s)
     for name, columns in found.items():
         add_columns(row, columns, owner=f"learn of the head {name}")
-    further = [name for name in batch.grades if name not in ("reward", "answer", "format")]  # which have columns
+    further = [name for name in batch.grades if name not in ("reward", "answer", "format")]  # these are columns of ours
     add_columns(row, {name: batch.grades[name].nanmean() for name in further}, owner="the task's grade")
     return row
 

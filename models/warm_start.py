@@ -98,12 +98,12 @@ def demonstration(policy: Policy, puzzle: Any, rng: np.random.Generator, known: 
 
 def written(task: ModuleType, puzzle: Any, rng: np.random.Generator, known: float) -> tuple[str, dict[str, float]]:
     """The text of a demonstration, with its replies, and its grades."""
-    found = task.demonstrate(puzzle, rng, known)
-    if isinstance(found, str):
-        return found, graded(task, part_weights(task, {}), found, puzzle)
-    said = ["".join(task.reply(found[:i], puzzle, False)) for i in range(1, len(found))]
-    text = "".join(map("".join, zip(found, [*said, ""])))
-    return text, graded(task, part_weights(task, {}), text, puzzle, found)
+    text, turns = task.demonstrate(puzzle, rng, known), []
+    if not isinstance(text, str):
+        turns = [text]
+        said = ["".join(task.reply(text[:i], puzzle, False)) for i in range(1, len(text))]
+        text = "".join(map("".join, zip(text, [*said, ""])))
+    return text, graded(task, part_weights(task, {}), text, puzzle, *turns)
 
 
 def learned(policy: Policy, puzzle: Any, response: list[int]) -> list[bool]:

@@ -145,7 +145,8 @@ def check_order(s: Settings, device: torch.device, advantage: Callable, norm: Ca
     logprob, credit = -draw(6, 8).float(), draw(6, 8).float() - 0.5
     mask = torch.arange(8, device=device) < torch.tensor([[5], [1], [3], [4], [8], [2]], device=device)  # (6, 8)
     grouped = lambda x: x.view(2, 3)
-    like = lambda r, won: SimpleNamespace(puzzles=range(2), success=won, grades={"r": r, "won": won}, weights={"r": 2, "won": 1})
+    like = lambda r, won: SimpleNamespace(puzzles=range(2), success=won, grades={"r": r, "won": won},
+                                          weights={"r": 2, "won": 1})
     compare = lambda r, won: check_finite(advantage(grouped(r), like(r, won)), grouped(r),
                                           f"--advantage {s.advantage} must give each response").flatten()
     gain = lambda *drawn: check_loss(loss(*drawn, s), drawn[3], s)[0].masked_fill(~drawn[3], 0)

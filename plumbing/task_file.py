@@ -34,9 +34,10 @@ def load_task(name: str) -> ModuleType:
     for function in REQUIRED:
         require(callable(getattr(module, function, None)),
                 f"the task {name} has no function {function}, which every task has")
-    parts = part_weights(module, {})
-    require(isinstance(parts, dict) and parts and all(isinstance(weight, int | float) for weight in parts.values()),
-            f"the PARTS of the task {name} must be weights by name, such as {{'answer': 1.0}}, not {parts!r:.50}")
+    parts = getattr(module, "PARTS", None)
+    weights = isinstance(parts, dict) and parts and all(isinstance(weight, int | float) for weight in parts.values())
+    require(parts is None or weights, f"the PARTS of the task {name} must be weights by name, such as "
+            f"{{'answer': 1.0}}, not {parts!r:.50}")
     return module
 
 
@@ -82,8 +83,7 @@ def check_pieces(found: str | tuple, function: str) -> tuple[str, ...]:
 
 def part_weights(task: Any, given: dict[str, float]) -> dict[str, float]:
     """The weight of each part of the reward: those given, else the task's PARTS; its grade's own "reward" without."""
-    parts = getattr(task, "PARTS", {"reward": 1.0})
-    return parts | given if given else parts
+    return getattr(task, "PARTS", {"reward": 1.0}) | given
 
 
 def read_weights(text: str) -> dict[str, float]:

@@ -58,7 +58,7 @@ def success(e: Experiment) -> float:
 def write(trained: Room) -> None:
     """draws.csv and tables.md."""
     file = trained.folder / "draws.csv"
-    rows = {row["run"]: row for row in csv.DictReader(file.open())} if file.is_file() else {}
+    rows = {row["run"]: row for row in csv.DictReader(file.read_text().splitlines())} if file.is_file() else {}
     for e in follow("final models", [e for e in trained.runs() if e.folder.name not in rows]):
         rows[e.folder.name] = {"run": e.folder.name, "success": f"{success(e):.6f}"}
         write_rows([*rows.values()], file)
