@@ -20,7 +20,7 @@ from qwen2_model import Qwen2, probabilities, token_logprobs, wide
 from rollout import Policy, TokenBatch, checked, decode_and_grade, grader, responses, seed_of, tokens_of
 from sampler import Part, Samples, distinct_texts, part_logprobs, part_states, read_responses
 from settings import Settings
-from turns import context, replies, respond, tokens_reread
+from turns import interleave, replies, respond, tokens_reread
 
 ROWS_AT_ONCE = 768  # continuations that are sampled together
 
@@ -133,35 +133,38 @@ class Queries:
         starts (n, 2): a response, and the position of the first token that is sampled anew.
         """
         batch, k, (rows, positions) = self.batch, uniforms.shape[1], starts.T  # (n,) each
-        asked = [batch.puzzles[q] for q in batch.group[rows].tolist()]  # n, the puzzle of each prefix
-        prefixes = [batch.tokens[row, :t].tolist() for row, t in starts.tolist()]  # n
-        texts = [context(self.policy, puzzle, prefix) for puzzle, prefix in zip(asked, prefixes)]  # n
-        begun = [len(text) - len(batch.prompts[q]) for q, text in zip(batch.group[rows].tolist(), texts)]  # n
+        asked, begun = [], []  # n each: see `respond`; and the length of the prefix with its replies
+        for q, row, t in zip(batch.group[rows].tolist(), *starts.T.tolist()):
+            puzzle, prefix = batch.puzzles[q], batch.tokens[row, :t].tolist()
+            said = interleave(prefix, replies(self.policy, puzzle, prefix))
+            asked.append((puzzle, prefix, batch.prompts[q] + said))
+            begun.append(len(said))
         left = self.s.max_new_tokens - torch.tensor(begun)  # (n,) of the limit, in which replies count, too
         excluded = batch.tokens[rows, positions].repeat_interleave(k) if other else None  # (n * k,)
-        samples, grades = continue_and_grade(self.policy, asked, prefixes, uniforms[..., : left.max()].flatten(0, 1),
+        samples, grades = continue_and_grade(self.policy, asked, uniforms[..., : left.max()].flatten(0, 1),
                                              left.repeat_interleave(k), excluded, self.grade)
         self.tokens_sampled += int(samples.mask.sum())
         # A text that begins another one is not read separately, so it doesn't count.
-        self.tokens_read += sum(map(len, distinct_texts(texts)[0])) + sum(
-            tokens_reread(texts[i // k], replies) for i, replies in enumerate(samples.before))
+        self.tokens_read += sum(map(len, distinct_texts([text for *_, text in asked])[0])) + sum(
+            tokens_reread(asked[i // k][2], replies) for i, replies in enumerate(samples.before))
         return torch.tensor([grade["reward"] for grade in grades], dtype=torch.float64).view(-1, k)
 
 
-def continue_and_grade(policy: Policy, puzzles: list, prefixes: list[list[int]], uniforms: Tensor, limit: Tensor,
-                       excluded: Tensor | None, grade: Callable) -> tuple[Samples, list[dict[str, float]]]:
-    """Sample B responses, B / Q to each of Q puzzles that begin with its prefix, and grade them as a whole.
+def continue_and_grade(policy: Policy, asked: list[tuple], uniforms: Tensor, limit: Tensor, excluded: Tensor | None,
+                       grade: Callable) -> tuple[Samples, list[dict[str, float]]]:
+    """Continue each of Q responses B / Q times, and grade the B whole ones. asked: see `respond`.
 
     uniforms (B, T): the random number behind each new token. limit (B,): the most new tokens each may get, replies
     included. excluded (B,): a token that may not be the first new one. The samples have the new tokens alone.
     """
-    asked, G = [*zip(puzzles, prefixes)], len(uniforms) // len(puzzles)
+    G = len(uniforms) // len(asked)
     found = shared(partial(respond, policy), asked, uniforms=uniforms, limit=limit, excluded=excluded)
     samples = checked(policy, found)
-    tokens = [prefixes[i // G] + new for i, new in enumerate(tokens_of(samples))]  # B
-    before = [replies(policy, *asked[i // G]) | {len(prefixes[i // G]) + t: said for t, said in new.items()}
-              for i, new in enumerate(samples.before)]
-    return samples, decode_and_grade(policy, puzzles, tokens, before, grade)[1]
+    begun = [asked[i // G][:2] for i in range(len(uniforms))]  # B: the puzzle and the prefix of each
+    tokens = [prefix + new for (_, prefix), new in zip(begun, tokens_of(samples))]  # B
+    before = [replies(policy, puzzle, prefix) | {len(prefix) + t: said for t, said in new.items()}
+              for (puzzle, prefix), new in zip(begun, samples.before)]
+    return samples, decode_and_grade(policy, [puzzle for puzzle, *_ in asked], tokens, before, grade)[1]
 
 
 # ------------------------------------------------------------------------------------------- readers of one question

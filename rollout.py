@@ -195,7 +195,7 @@ def sample(policy: Policy, puzzles: list, uniforms: Tensor, greedy: bool = False
     greedy, watch: see `generate`. Several processes share the puzzles, and each of them returns all samples.
     """
     if hasattr(policy.task, "reply"):  # several turns
-        asked, answer = [(puzzle, []) for puzzle in puzzles], partial(respond, policy)
+        asked, answer = [(puzzle, [], policy.prompt(puzzle)) for puzzle in puzzles], partial(respond, policy)
     else:
         asked = [policy.prompt(puzzle) for puzzle in puzzles]
         answer = partial(generate, policy.model, end_tokens=policy.tokenizer.end_tokens)

@@ -96,13 +96,13 @@ def tokens_reread(prompt: list[int], before: dict[int, list[int]]) -> int:
 
 def respond(policy: Any, asked: list[tuple], uniforms: Tensor, limit: Tensor | None = None,
             excluded: Tensor | None = None, greedy: bool = False, watch: Callable | None = None) -> Samples:
-    """Continue responses to Q puzzles. asked: each puzzle, and the sampled tokens that its B / Q responses begin with,
-    which are no part of the samples. The rest is explained at `generate` and `play`."""
-    texts, G = [context(policy, *one) for one in asked], len(uniforms) // len(asked)
+    """Continue responses to Q puzzles. asked: each puzzle, the sampled tokens that its B / Q responses begin with, which
+    are no part of the samples, and the `context` of these. The rest is explained at `generate` and `play`."""
+    texts, G = [text for *_, text in asked], len(uniforms) // len(asked)
     given = (policy.model, texts, uniforms, policy.tokenizer.end_tokens, limit, excluded, greedy, watch)
 
     def hears(row: int, tokens: list[int]) -> list[int] | None:
-        puzzle, prefix = asked[row // G]
+        puzzle, prefix, _ = asked[row // G]
         return reply(policy, puzzle, prefix + tokens)
 
     return play(*given, hears) if hasattr(policy.task, "reply") else generate(*given)

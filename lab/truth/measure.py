@@ -44,7 +44,7 @@ from settings import Settings
 from start import CHOICES, load_policy
 from tasks.arithmetic import find_calculations
 from tasks.text import anchors
-from turns import replies
+from turns import context, replies
 
 PACKET = 8  # rollouts that start together; the two halves of a packet belong to two independent estimates
 SAVE_EVERY = 10.0  # seconds
@@ -84,16 +84,16 @@ def roll(policy: Policy, puzzles: list, truth: dict, rows: np.ndarray, packets: 
     The random numbers of a packet depend on its token and its number alone, not on what else is sampled, or when."""
     token = np.repeat(rows, packets)  # (m,) the token that each packet belongs to
     number = truth["packets"][token] + np.concatenate([np.arange(n) for n in packets])  # (m,) of the packet
-    position, asked = truth["position"][token].astype(int), [puzzles[g] for g in truth["group"][token]]  # (m,), m
-    prefixes = [truth["token"][i - t : i].tolist() for i, t in zip(token, position)]  # m
-    heard = [reply_length([replies(policy, *asked_for)]) for asked_for in zip(asked, prefixes)]  # m, of replies
+    position = truth["position"][token].astype(int)  # (m,)
+    begun = [(puzzles[truth["group"][i]], truth["token"][i - t : i].tolist()) for i, t in zip(token, position)]  # m
+    heard = [reply_length([replies(policy, *one)]) for one in begun]  # m, tokens of replies
     left = limit - position - np.array(heard)  # (m,)
     uniforms = np.zeros((len(token), PACKET, left.max()))
     for i, key in enumerate(zip(truth["response"][token].tolist(), position.tolist(), number.tolist())):
         uniforms[i, :, : left[i]] = np.random.default_rng(seed_of("truth", seed, *key)).random((PACKET, left[i]))
-    samples, grades = continue_and_grade(
-        policy, asked, prefixes, torch.from_numpy(uniforms).flatten(0, 1), torch.from_numpy(left.repeat(PACKET)),
-        torch.from_numpy(truth["token"][token].astype(int).repeat(PACKET)), policy.grade)
+    asked, taken = [(*one, context(policy, *one)) for one in begun], truth["token"][token].astype(int)  # m, (m,)
+    samples, grades = continue_and_grade(policy, asked, torch.from_numpy(uniforms).flatten(0, 1), *(
+        torch.from_numpy(x.repeat(PACKET)) for x in (left, taken)), policy.grade)
     return np.array([grade["answer"] for grade in grades]).reshape(-1, PACKET), int(samples.mask.sum())
 
 
