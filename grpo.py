@@ -49,7 +49,7 @@ from plumbing.processes import my_part
 from plumbing.registry import check_finite, check_loss
 from qwen2_model import Qwen2
 from rollout import Policy, TokenBatch, by_group, group_mean, responses
-from sampler import asked_prompts, in_parts, part_logprobs, read_prompts
+from sampler import in_parts, part_logprobs, read_prompts
 from settings import Settings
 
 # ------------------------------------------------------------------------------------------- shaping, advantage
@@ -245,8 +245,7 @@ def read_again(model: Qwen2, batch: TokenBatch, rows: Tensor, at_once: int) -> I
     """
     if not len(rows):
         return
-    prompt_of, tokens, sampled = responses(batch, rows)
-    prompts, prompt_of = asked_prompts(batch.prompts, prompt_of)
+    prompts, prompt_of, tokens, sampled = responses(batch, rows)
     with torch.no_grad():
         cache, last = read_prompts(model, prompts)
     collected = [x.requires_grad_() for x in (*cache.keys, *cache.values)]
@@ -256,7 +255,7 @@ def read_again(model: Qwen2, batch: TokenBatch, rows: Tensor, at_once: int) -> I
     for i in range(0, len(prompts), at_once):
         again = read_prompts(model, prompts[i : i + at_once])[0]
         torch.autograd.backward([*again.keys, *again.values],
-                                [x.grad[i : i + at_once, :, : again.columns] for x in collected])
+                                [x.grad[i : i + at_once, :, : again.position.shape[1]] for x in collected])
 
 
 def update(policy: Policy, optimizer: Optimizer, batch: TokenBatch, credit: Tensor, s: Settings) -> dict:

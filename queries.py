@@ -16,7 +16,7 @@ from torch import Tensor
 
 from plumbing.metrics import tokens_in
 from plumbing.processes import shared
-from qwen2_model import Qwen2, probabilities, token_logprobs, wide
+from qwen2_model import Qwen2, probabilities, wide
 from rollout import Policy, TokenBatch, checked, decode_and_grade, grader, responses, seed_of, tokens_of
 from sampler import Part, Samples, distinct_texts, part_logprobs, part_states, read_responses
 from settings import Settings
@@ -100,8 +100,8 @@ class Queries:
         self.tokens_read += tokens_in(batch, rows)
 
         def read_some(mine: list[int]) -> tuple[Tensor]:
-            return read_responses(reader, model, batch.prompts, *responses(batch, rows[mine]),
-                                  [x[mine] for x in per_row], self.s.micro_batch)[:, :T],
+            return read_responses(reader, model, *responses(batch, rows[mine]), [x[mine] for x in per_row],
+                                  self.s.micro_batch)[:, :T],
 
         found, = shared(read_some, list(range(len(rows))))  # (R, T, ...)
         return found.to(batch.tokens.device)
@@ -174,10 +174,10 @@ def attention_paid(model: Qwen2, part: Part, mask: Tensor) -> Tensor:
     """What the state before each sampled token pays to each token of its response, (n, T), in the last layer, averaged
     over its heads; mask (r, T). What is paid to the prompt and to replies is left out."""
     last, given = model.layers[-1], []
-    with last.register_forward_pre_hook(lambda _, arguments: given.append(arguments)):
+    with last.register_forward_pre_hook(lambda _, arguments: given.extend(arguments)):
         model.hidden(part.inputs, part.cache)
-    x, turn, bias, _ = given[0]
-    q, _, _ = last.heads(x, turn)  # (r, H, S, d)
+    x, rotation, bias, _ = given
+    q, _, _ = last.heads(x, rotation)  # (r, H, S, d)
     paid = wide(probabilities(q, part.cache.keys[-1], bias).mean(1))  # (r, S, C)
     own = F.pad(paid[:, :, bias.shape[3] - x.shape[1] + 1 :], (0, 1))  # (r, S, S) from each state to each token
     found = own.new_zeros(*mask.shape, mask.shape[1])  # (r, T, T)
@@ -187,9 +187,7 @@ def attention_paid(model: Qwen2, part: Part, mask: Tensor) -> Tensor:
 
 def logprobs_without(model: Qwen2, part: Part, hide: Tensor, mask: Tensor) -> Tensor:
     """log pi (n,) where no later token sees those that are marked in hide (r, T); mask (r, T)."""
-    marked = torch.zeros_like(part.sampled).masked_scatter(part.sampled, hide[mask])  # (r, S)
-    S = marked.shape[1]
-    bias = part.cache.bias(part.cache.next_positions(S))  # (r, 1, S, C)
-    others = ~torch.eye(S, dtype=torch.bool, device=bias.device)  # (S, S) a hidden token still sees itself
-    bias[..., -S:].masked_fill_(F.pad(marked, (1, -1))[:, None, None] & others, -torch.inf)
-    return token_logprobs(model, model.hidden(part.inputs, part.cache, bias)[part.sampled], part.tokens)
+    marked = torch.zeros_like(part.sampled).masked_scatter(part.sampled, hide[mask])  # (r, S) what a state predicts
+    marked = F.pad(marked, (1, -1))[:, None, None]  # (r, 1, 1, S) what a column holds: the token before
+    others = ~torch.eye(marked.shape[3], dtype=torch.bool, device=marked.device)  # a hidden token still sees itself
+    return model.logprob(model.hidden(part.inputs, part.cache, marked & others)[part.sampled], part.tokens)

@@ -17,22 +17,18 @@ from copy import copy
 from dataclasses import dataclass, fields
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Callable, Iterable, Self
+from typing import Callable, Self
 
 import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.checkpoint import checkpoint
 
+from plumbing.compute import by_rows, in_memory, linear, recomputed
 from plumbing.files import check_tensors, read_json, replace_file, write_json
-from plumbing.model_folder import LLAMA3, check_folder, config_values, read_weights
+from plumbing.model_folder import check_folder, config_values, read_weights, written_config
 
-SCORES_AT_ONCE = 2**24  # attention scores that are computed at once, at most
-PROBABILITIES_KEPT = 2**25  # bytes of a layer's attention probabilities kept for the backward pass; else computed again
-LOGITS_KEPT = 2**28  # bytes of logits kept for the backward pass; else computed again
-BLOCK = 2**21  # numbers of a matrix that are converted at once: they stay in the processor's cache
+LOGITS_KEPT = 2**26  # logits kept for the backward pass, at most; else computed again
 NOWHERE = 2**62  # the position of a column without a token: after every token, so that none sees it
 ARCHITECTURES = {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM"}
 
@@ -82,10 +78,10 @@ def rope_frequencies(c: Config) -> Tensor:
     frequency = c.rope["rope_theta"] ** -(torch.arange(0, c.head_dim, 2).float() / c.head_dim)  # (d / 2,)
     if c.rope["rope_type"] == "default":
         return frequency
-    factor, seldom, often, context = (c.rope[name] for name in LLAMA3)
-    turns = context * frequency / (2 * math.pi)  # (d / 2,)
+    seldom, often = c.rope["low_freq_factor"], c.rope["high_freq_factor"]
+    turns = c.rope["original_max_position_embeddings"] * frequency / (2 * math.pi)  # (d / 2,)
     kept = ((turns - seldom) / (often - seldom)).clamp(0, 1)  # (d / 2,)
-    return frequency * (kept + (1 - kept) / factor)
+    return frequency * (kept + (1 - kept) / c.rope["factor"])
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -95,91 +91,30 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)
 
 
+@in_memory
 def attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
-    """softmax(q k^T / sqrt(d) + bias) v, (R, H, S, d): `plain_attention` for as many rows at once as memory allows.
+    """softmax(q k^T / sqrt(d) + bias) v, (R, H, S, d).
 
     q (R, H, S, d), k and v (R, K, C, d). bias (R, 1, S, C) is 0 where a token sees a column, else -inf.
     """
-    if q.is_cuda and q.shape[2] > 1:  # for one new token a row it is not worth the copies of k and v
-        return attention_on_gpu(q, k, v, bias)
-    scores = q.shape[1] * bias[0].numel()  # of a row
-    at_once = max(1, SCORES_AT_ONCE // max(1, scores))  # rows
-    recompute = torch.is_grad_enabled() and len(q) * scores * q.itemsize > PROBABILITIES_KEPT
-    if len(q) <= at_once and not recompute:
-        return plain_attention(q, k, v, bias)
-    function = partial(checkpoint, plain_attention, use_reentrant=False) if recompute else plain_attention
-    return torch.cat([function(*part) for part in zip(*(x.split(at_once) for x in (q, k, v, bias)))])
-
-
-def plain_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
-    """The formula of `attention`."""
-    return (by_key_head(probabilities(q, k, bias), k) @ v).view(q.shape)
+    return (by_key_head(probabilities(q, k, bias), k.shape[1]) @ v).view(q.shape)
 
 
 def probabilities(q: Tensor, k: Tensor, bias: Tensor) -> Tensor:
     """softmax(q k^T / sqrt(d) + bias), (R, H, S, C); arguments as of `attention`."""
-    scores = by_key_head(q * q.shape[3] ** -0.5, k) @ k.mT  # (R, K, (H / K) S, C)
+    scores = by_key_head(q * q.shape[3] ** -0.5, k.shape[1]) @ k.mT  # (R, K, (H / K) S, C)
     return (scores.view(*q.shape[:3], k.shape[2]) + bias).softmax(-1)
 
 
-def by_key_head(x: Tensor, k: Tensor) -> Tensor:
-    """x (R, H, S, ...) as (R, K, (H / K) S, ...): H / K query heads, neighbours in x, share a head of k (R, K, ...)."""
-    return x.unflatten(1, (k.shape[1], -1)).flatten(2, 3)
-
-
-def attention_on_gpu(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
-    """The same by a kernel that keeps no probabilities.
-
-    torch would choose cuDNN, whose backward pass gave NaN on an H100 for Qwen2.5 wherever C was 64 more than a multiple
-    of 128 (torch 2.11 and 2.13, https://github.com/pytorch/pytorch/issues/196678). The kernel taken instead wants a key
-    head for each query head.
-    """
-    k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))  # (R, H, C, d) each
-    with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
-        return F.scaled_dot_product_attention(q, k, v, bias)
+def by_key_head(x: Tensor, K: int) -> Tensor:
+    """x (R, H, S, ...) as (R, K, (H / K) S, ...): H / K query heads, neighbours in x, share a key head."""
+    return x.unflatten(1, (K, -1)).flatten(2, 3)
 
 
 def product(x: Tensor, w: Tensor, bias: Tensor | None = None, adapter: nn.Module | None = None) -> Tensor:
     """x @ w.T + bias, (..., outputs), and what the adapter of the matrix adds, if it has one: see lora.py."""
-    if w.dtype == x.dtype:
-        y = F.linear(x, w, bias)
-    else:
-        y = Converted.apply(x.flatten(0, -2), w).view(*x.shape[:-1], len(w))
-        y = y if bias is None else y + bias
+    y = linear(x, w, bias)
     return adapter.add(x, y) if adapter else y
-
-
-class Converted(torch.autograd.Function):
-    """x @ w.T, (n, outputs), where w is stored in another dtype: in bfloat16, on a processor that multiplies float32.
-
-    Each block of w is converted when it is used, forward and backward: a copy that waits for the backward pass would
-    take as much memory as a model in float32.
-    """
-
-    @staticmethod
-    def forward(ctx, x: Tensor, w: Tensor) -> Tensor:
-        """The product (n, outputs) of x (n, inputs) and w (outputs, inputs)."""
-        ctx.save_for_backward(x, w)
-        ctx.rows = max(1, BLOCK // w.shape[1])  # of w in a block
-        if len(w) <= ctx.rows:
-            return x @ w.to(x.dtype).T
-        y = x.new_empty(len(x), len(w))
-        for part, block in zip(y.split(ctx.rows, dim=1), w.split(ctx.rows)):
-            part.copy_((block.to(x.dtype) @ x.T).T)  # a tenth faster, for many x, than x @ block.T
-        return y
-
-    @staticmethod
-    def backward(ctx, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """The gradients of x (n, inputs) and w (outputs, inputs); None for one that needs none."""
-        x, w = ctx.saved_tensors  # once: with --checkpoint_activations they are computed again when they are asked for
-        to_x, to_w = (torch.zeros_like(z) if asked else None for z, asked in zip((x, w), ctx.needs_input_grad))
-        for i in range(0, len(w), ctx.rows):
-            part, block = gradient[:, i : i + ctx.rows], w[i : i + ctx.rows]
-            if to_x is not None:
-                to_x.addmm_(part, block.to(x.dtype))
-            if to_w is not None:
-                to_w[i : i + ctx.rows] = part.T @ x
-        return to_x, to_w
 
 
 class Layer(nn.Module):
@@ -207,10 +142,10 @@ class Layer(nn.Module):
         """x (R, S, D) -> (R, S, D). rotation: see `rotate`; bias: see `attention`; extend(k, v): see Cache."""
         q, k, v = self.heads(x, rotation)  # (R, H, S, d), (R, K, S, d), (R, K, S, d)
         out = attention(q, *extend(k, v), bias)  # (R, H, S, d)
-        x = x + product(out.transpose(1, 2).flatten(2), self.o, None, self.o_adapter)
+        x = x + product(out.transpose(1, 2).flatten(2), self.o, adapter=self.o_adapter)
         x_2 = rms_norm(x, self.norm_2, self.eps)  # (R, S, D)
-        gate, up = product(x_2, self.gate_up, None, self.gate_up_adapter).chunk(2, dim=-1)
-        return x + product(F.silu(gate) * up, self.down, None, self.down_adapter)
+        gate, up = product(x_2, self.gate_up, adapter=self.gate_up_adapter).chunk(2, dim=-1)
+        return x + product(F.silu(gate) * up, self.down, adapter=self.down_adapter)
 
     def heads(self, x: Tensor, rotation: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """q (R, H, S, d), k and v (R, K, S, d) of x (R, S, D). q and k are rotated."""
@@ -239,24 +174,34 @@ class Qwen2(nn.Module):
         self.norm = nn.Parameter(torch.ones(D))
         self.head = None if config.tie_word_embeddings else nn.Parameter(torch.zeros(V, D))
 
-    def hidden(self, tokens: Tensor, cache: "Cache", bias: Tensor | None = None) -> Tensor:
+    def hidden(self, tokens: Tensor, cache: "Cache", hide: Tensor | None = None) -> Tensor:
         """Last hidden states (R, S, D) of new tokens (R, S), each of which follows what its row of the cache has read.
 
-        The cache grows by S columns. bias (R, 1, S, C): who sees whom, if not as Cache.bias says.
+        The cache grows by S columns. hide (R, 1, S, S): where a new token may not see another one.
         """
-        position = cache.next_positions(tokens.shape[1])  # (R, S) of the new tokens in the texts of their rows
+        past = cache.position.shape[1]  # columns: a layer that is computed again must not take its own for others'
+        position = cache.advance(tokens.shape[1])  # (R, S) of the new tokens in the texts of their rows
         angle = position[:, None, :, None].float() * self.frequency  # (R, 1, S, d / 2)
         x, rotation = F.embedding(tokens, self.embedding).to(self.dtype), (angle.cos(), angle.sin())  # (R, S, D)
-        bias = cache.bias(position) if bias is None else bias  # (R, 1, S, C)
+        bias = cache.bias(position)  # (R, 1, S, C)
+        if hide is not None:
+            bias[..., past:].masked_fill_(hide, -math.inf)
+        again = self.checkpoint_activations and torch.is_grad_enabled()
         for i, layer in enumerate(self.layers):
-            # Columns are counted now: the backward pass may compute the layer again when the cache has grown.
-            extend = partial(cache.extend, i, cache.columns)
-            if self.checkpoint_activations and torch.is_grad_enabled():
-                x = checkpoint(layer, x, rotation, bias, extend, use_reentrant=False, preserve_rng_state=False)
-            else:
-                x = layer(x, rotation, bias, extend)  # (R, S, D)
-        cache.advance(position)
+            compute = recomputed(layer) if again else layer
+            x = compute(x, rotation, bias, partial(cache.extend, i, past))  # (R, S, D)
         return rms_norm(x, self.norm, self.config.rms_norm_eps)
+
+    def logits(self, states: Tensor) -> Tensor:
+        """Logits (..., real_vocab) of the token that follows states (..., D), over the temperature, in float32 or
+        wider: the policy is their softmax, for sampler, update, ratio, entropy and reference alike."""
+        logits = wide(product(states, self.output_weight[: self.real_vocab]))
+        return logits if self.temperature == 1 else logits / self.temperature
+
+    def logprob(self, states: Tensor, tokens: Tensor) -> Tensor:
+        """log pi (n,) of tokens (n,), with gradient; tokens[i] follows states[i] of states (n, D)."""
+        some = lambda states, tokens: self.logits(states).log_softmax(-1).gather(1, tokens[:, None])[:, 0]
+        return by_rows(some, self.real_vocab, LOGITS_KEPT, states, tokens, kept=LOGITS_KEPT)
 
     def forward(self, rows: Tensor) -> Tensor:
         """Logits (R, S, V) after each token of R texts (R, S), of all V rows, as transformers has them."""
@@ -276,12 +221,6 @@ class Qwen2(nn.Module):
     def output_weight(self) -> Tensor:
         """The matrix (V, D) that turns hidden states into logits."""
         return self.embedding if self.head is None else self.head
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Logits (..., real_vocab) of the token that follows hidden (..., D), over the temperature, in float32 or
-        wider: the policy is their softmax, for sampler, update, ratio, entropy and reference alike."""
-        logits = wide(product(hidden, self.output_weight[: self.real_vocab]))
-        return logits if self.temperature == 1 else logits / self.temperature
 
 
 # ------------------------------------------------------------------------------------------------- the KV cache
@@ -308,35 +247,26 @@ class Cache:
         self.values = list(self.keys)  # of each layer (R, K, columns, d)
         self.position = torch.zeros(R, 0, dtype=torch.long, device=device)  # (R, columns)
         self.length = torch.zeros(R, dtype=torch.long, device=device)  # (R,) how many tokens a row has read
-        self.columns, self.room = 0, 0  # in use; made by `reserve`
 
-    def next_positions(self, S: int) -> Tensor:
-        """The positions (R, S) of S new tokens in the texts of their rows."""
-        return self.length[:, None] + torch.arange(S, device=self.length.device)
+    def advance(self, S: int) -> Tensor:
+        """Add S columns, for new tokens behind what each row has read. Returns their positions (R, S) in their texts.
+        """
+        own = self.length[:, None] + torch.arange(S, device=self.length.device)  # (R, S)
+        self.position, self.length = torch.cat((self.position, own), dim=1), self.length + S
+        return own
 
     def bias(self, own: Tensor) -> Tensor:
-        """What is added to the attention scores (R, 1, S, C) of new tokens at the positions own (R, S)."""
-        return self.mask(own[:, :, None], torch.cat((self.position, own), dim=1)[:, None])
-
-    def mask(self, own: Tensor, column: Tensor) -> Tensor:
-        """0 for a column that a token sees, else -inf, (R, 1, S, C), from the positions of tokens (R, S, 1) and columns
-        (R, 1, C). Every mask is made here."""
+        """What is added to the attention scores (R, 1, S, C) of new tokens at the positions own (R, S): 0 for a column
+        that a token sees, else -inf. Every mask is made here."""
+        own, column = own[:, :, None], self.position[:, None]  # (R, S, 1), (R, 1, C)
         sees = column <= own  # (R, S, C)
         return self.keys[0].new_zeros(sees.shape).masked_fill(~sees, -math.inf)[:, None]
 
-    def extend(self, layer: int, C: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Put k and v (R, K, S, d) behind the first C columns of a layer. Returns its keys and values up to these."""
-        keys, values, end = self.keys[layer], self.values[layer], C + k.shape[2]
-        if self.room:
-            keys[:, :, C:end], values[:, :, C:end] = k, v
-            return keys[:, :, :end], values[:, :, :end]
-        self.keys[layer], self.values[layer] = torch.cat((keys[:, :, :C], k), 2), torch.cat((values[:, :, :C], v), 2)
+    def extend(self, layer: int, past: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Put k and v (R, K, S, d) behind the first `past` columns of a layer. Returns its keys and values."""
+        self.keys[layer] = torch.cat((self.keys[layer][:, :, :past], k), dim=2)
+        self.values[layer] = torch.cat((self.values[layer][:, :, :past], v), dim=2)
         return self.keys[layer], self.values[layer]
-
-    def advance(self, own: Tensor) -> None:
-        """New tokens at the positions own (R, S) have been read, which later ones see."""
-        self.position, self.length = torch.cat((self.position, own), dim=1), self.length + own.shape[1]
-        self.columns += own.shape[1]
 
     def rows(self, index: Tensor) -> Self:
         """A new cache of B rows, each of which goes on after row index (B,) of this one; with gradient."""
@@ -350,45 +280,6 @@ class Cache:
         """
         self.length = length
         self.position = self.position.where(self.position < length[:, None], NOWHERE)  # (R, columns)
-
-    def reserve(self, room: int) -> None:
-        """Make room for as many columns, which `extend` then fills in place: for sampling, without gradient."""
-        self.keys, self.values = ([F.pad(x, (0, 0, 0, room)) for x in side] for side in (self.keys, self.values))
-        self.room = room
-
-    def keep(self, running: Tensor) -> Tensor:
-        """Drop the rows where running (R,) is False. Returns the old index (count,) of each that stays.
-
-        Few rows are copied: of the first `count` places, those whose row ended are gaps, and as many running rows lie
-        beyond `count`; the k-th gap takes the k-th of them. Running 1 0 1 1 0: row 3 moves into gap 1, order 0 3 2.
-        """
-        count, C = int(running.sum()), self.columns
-        order = torch.arange(count, device=running.device)  # (count,) the old index of the row in each place
-        gaps = (~running[:count]).nonzero()[:, 0]
-        order[gaps] = running[count:].nonzero()[:, 0] + count
-        for x in (*self.keys, *self.values):
-            x[gaps, :, :C] = x[order[gaps], :, :C]
-        self.keys, self.values = [x[:count] for x in self.keys], [x[:count] for x in self.values]
-        self.position, self.length = self.position[order], self.length[order]
-        return order
-
-
-# ----------------------------------------------------------------------------------------- the log-prob of a token
-
-
-def token_logprobs(model: Qwen2, states: Tensor, tokens: Tensor) -> Tensor:
-    """log pi (n,) of tokens (n,), with gradient; tokens[i] follows states[i] of states (n, D).
-
-    Where the logits would exceed LOGITS_KEPT bytes, they are made part by part, and again in the backward pass.
-    """
-    def logprobs(states: Tensor, tokens: Tensor) -> Tensor:
-        return model.logits(states).log_softmax(-1).gather(1, tokens[:, None])[:, 0]
-
-    size = max(1, LOGITS_KEPT // (4 * model.real_vocab))  # tokens; 4 bytes each, in float32
-    if len(tokens) <= size:
-        return logprobs(states, tokens)
-    return torch.cat([checkpoint(logprobs, *part, use_reentrant=False, preserve_rng_state=False)
-                      for part in zip(states.split(size), tokens.split(size))])
 
 
 # ---------------------------------------------------------------------------------------------- checkpoints
@@ -422,9 +313,9 @@ def to_checkpoint(tensors: dict[str, Tensor], c: Config) -> dict[str, Tensor]:
     return found
 
 
-def from_checkpoint(tensors: dict[str, Tensor], names: Iterable[str], c: Config) -> dict[str, Tensor]:
-    """The inverse: our weights of these names, from a checkpoint's."""
-    return {name: torch.cat([tensors[part] for part in parts_of(name, 0, c)]) for name in names}  # 0: of any size
+def from_checkpoint(tensors: dict[str, Tensor], like: dict[str, Tensor], c: Config) -> dict[str, Tensor]:
+    """The inverse: tensors by the names of our weights `like`, from a checkpoint's."""
+    return {name: torch.cat([tensors[part] for part in parts_of(name, len(x), c)]) for name, x in like.items()}
 
 
 def parse_config(source: dict) -> Config:
@@ -448,9 +339,7 @@ def load_model(path: str | Path, device: str | torch.device = "cpu", dtype: torc
     path = Path(path)
     check_folder(path)
     config = parse_config(read_json(path / "config.json"))
-    found = read_weights(path, device, dtype, config.tie_word_embeddings)
-    if config.num_hidden_layers > len(found):  # a layer has several tensors; do not build a million layers first
-        raise ValueError(f"config.json asks for {config.num_hidden_layers} layers, the checkpoint in {path} has fewer")
+    found = read_weights(path, device, dtype, config.tie_word_embeddings, config.num_hidden_layers)
     with torch.device("meta"):  # no storage and no random initialization; load_state_dict assigns the weights
         model = Qwen2(config).to(dtype)
     check_tensors(f"the checkpoint in {path}", to_checkpoint(model.state_dict(), config), found)
@@ -463,11 +352,6 @@ def save_model(model: Qwen2, path: str | Path) -> None:
     path = Path(path)
     path.mkdir(parents=True, exist_ok=True)
     tensors = {name: x.contiguous() for name, x in to_checkpoint(model.state_dict(), model.config).items()}
-    config, dtype = model.config, str(model.output_weight.dtype).removeprefix("torch.")
-    written = {"architectures": [ARCHITECTURES[config.source["model_type"]]],
-               "rope_parameters": config.rope, "dtype": dtype,  # transformers 5
-               "rope_theta": config.rope["rope_theta"], "torch_dtype": dtype}  # transformers 4, and mlx-lm 0.32
-    if config.rope["rope_type"] != "default":
-        written["rope_scaling"] = {name: x for name, x in config.rope.items() if name != "rope_theta"}
-    write_json(path / "config.json", config.source | written)
+    source = model.config.source | {"architectures": [ARCHITECTURES[model.config.source["model_type"]]]}
+    write_json(path / "config.json", written_config(source, model.config.rope, model.output_weight.dtype))
     replace_file(path / "model.safetensors", lambda part: save_file(tensors, part, metadata={"format": "pt"}))

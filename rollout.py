@@ -82,11 +82,13 @@ def group_mean(values: Tensor) -> Tensor:
     return first + (values - first).mean(1, keepdim=True)
 
 
-def responses(batch: TokenBatch, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """What the model reads of the responses rows (b,): the number of each one's prompt (b,), what follows the prompt
-    (b, S), and whether that was sampled (b, S). In a single turn these are tokens and mask, and S = T."""
+def responses(batch: TokenBatch, rows: Tensor) -> tuple[list[list[int]], Tensor, Tensor, Tensor]:
+    """What the model reads of the responses rows (b,): their prompts, each once; which of these each answers (b,); what
+    follows it (b, S), and whether that was sampled (b, S). In a single turn these are tokens and mask, and S = T."""
+    asked, prompt_of = batch.group[rows].unique(return_inverse=True)  # (prompts,), (b,)
     before = [batch.before[i] for i in rows.tolist()]
-    return batch.group[rows], *with_replies(batch.tokens[rows], batch.mask[rows], before)
+    return [batch.prompts[q] for q in asked.tolist()], prompt_of, *with_replies(
+        batch.tokens[rows], batch.mask[rows], before)
 
 
 class Policy(NamedTuple):

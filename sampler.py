@@ -6,7 +6,7 @@ How this differs from the usual `generate`:
 2. Log-prob, entropy and logit gradient (see Samples) of each token are recorded while sampling: the ratio's pi_old,
    most credit functions and the credit log need no extra forward pass.
 3. Responses that have ended leave the batch, except on a GPU, which replays a recorded step of fixed shape: see
-   plumbing/replay.py.
+   plumbing/decoding.py.
 4. A prompt is computed once for all its responses, while sampling and when they are read, up to its last token. A row
    begins with that token, so the state of a row's column t predicts the response's token t:
 
@@ -19,18 +19,18 @@ columns (while sampling: as many as a response may have), V vocabulary, D hidden
 
 Run it:  python train.py --steps 0        samples from the bundled model and grades the responses
 """
+from functools import partial
 from typing import Callable, Iterator, NamedTuple, Sequence
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from plumbing.replay import Replayed
-from qwen2_model import Cache, Qwen2, token_logprobs, wide
+from plumbing.compute import by_rows, distinct_texts, of_like_length
+from plumbing.decoding import ready_to_sample
+from qwen2_model import Cache, Qwen2, wide
 
-LOGITS_AT_ONCE = {"cpu": 2**18}  # logits that are drawn from at once: on a CPU those that stay in its cache
-REPLAYED_ON = {"cuda"}  # devices that replay a recorded decode step
-LIKE = 0.75  # a response is padded, to be read with longer ones, if it has at least this share of their length
+LOGITS_AT_ONCE = {"cpu": 2**18}  # that are drawn from at once: on a CPU those that stay in its cache
 
 Replies = Sequence[dict[int, list[int]]]  # for each response, by column t: the tokens of the reply read before it
 
@@ -68,7 +68,7 @@ def draw(p: Tensor, uniform: Tensor) -> Tensor:
 
 
 def describe(log_probs: Tensor, p: Tensor, token: Tensor) -> Tensor:
-    """Log-prob of a token (n, 1), entropy in nats, and logit gradient (3, n), from log_probs and p (n, V).
+    """Log-prob of a token (n, 1), entropy in nats, and logit gradient, (n, 3), from log_probs and p (n, V).
 
     The logit gradient ||onehot - p|| is the norm of d log pi / d (logits / temperature). The token's
     own entry of onehot - p is 1 - p_token, which is the sum of the others' p; each other entry is -p. (The shorter form
@@ -77,12 +77,11 @@ def describe(log_probs: Tensor, p: Tensor, token: Tensor) -> Tensor:
     entropy = -torch.linalg.vecdot(p, log_probs)
     others = p.scatter(1, token, 0.0)  # (n, V)
     return torch.stack((log_probs.gather(1, token)[:, 0], entropy,
-                        torch.hypot(others.sum(1), torch.linalg.vector_norm(others, dim=1))))
+                        torch.hypot(others.sum(1), torch.linalg.vector_norm(others, dim=1))), dim=1)
 
 
-def draw_and_describe(logits: Tensor, greedy: bool, uniform: Tensor,
-                    excluded: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """A token (n,) from each row of logits (n, V), and its log-prob, entropy and logit gradient (3, n).
+def draw_and_describe(greedy: bool, logits: Tensor, uniform: Tensor, excluded: Tensor | None) -> tuple[Tensor, Tensor]:
+    """A token (n,) from each row of logits (n, V), and its log-prob, entropy and logit gradient (n, 3).
 
     excluded (n,): a token that must not be drawn. greedy: the most probable token, whatever the random number.
     """
@@ -91,17 +90,6 @@ def draw_and_describe(logits: Tensor, greedy: bool, uniform: Tensor,
     allowed = p if excluded is None else p.scatter(1, excluded[:, None], 0.0)  # (n, V)
     token = allowed.argmax(1, keepdim=True) if greedy else draw(allowed, uniform)  # (n, 1)
     return token[:, 0], describe(log_probs, p, token)
-
-
-def next_tokens(model: Qwen2, hidden: Tensor, uniform: Tensor, excluded: Tensor | None,
-                greedy: bool) -> tuple[Tensor, Tensor]:
-    """The token (B',) that follows each state hidden (B', D), and its log-prob, entropy and logit gradient (3, B')."""
-    logits = model.logits(hidden)  # (B', V)
-    size = max(1, LOGITS_AT_ONCE.get(logits.device.type, 2**26) // logits.shape[1])  # rows
-    parts = [draw_and_describe(logits[i : i + size], greedy, uniform[i : i + size],
-                               None if excluded is None else excluded[i : i + size])
-             for i in range(0, len(logits), size)]
-    return torch.cat([token for token, _ in parts]), torch.cat([found for _, found in parts], dim=1)
 
 
 def generate(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_tokens: list[int],
@@ -121,20 +109,18 @@ def generate(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_token
     mask = torch.zeros(B, T, dtype=torch.bool, device=device)
     facts = wide(torch.zeros(3, B, T, dtype=model.dtype, device=device))  # log-prob, entropy, logit gradient
     ended = torch.zeros(B, dtype=torch.bool, device=device)
+    choose, at_once = partial(draw_and_describe, greedy), LOGITS_AT_ONCE.get(device.type, 2**26)
+    excluded = None if excluded is None else excluded.to(device)
     # A tenth faster than no_grad. Autograd refuses what is made inside, so all that is returned was made above.
     with torch.inference_mode():
         rows = torch.arange(B, device=device)  # (B',) the response that each running row writes
-        read, last = read_prompts(model, prompts)
-        cache, token = read.rows(rows // G), last[rows // G]  # of B' rows, (B',)
-        cache.reserve(T)
-        network = model
-        if device.type in REPLAYED_ON:  # 2.4 times as fast on a GPU, which waits for Python else
-            network = cache = Replayed(model, cache)  # stands in for both
+        cache, token = read_prompts(model, [prompt for prompt in prompts for _ in range(G)])  # of B' rows, (B',)
+        hidden, cache = ready_to_sample(model, cache, T)
         for t in range(T):
-            forbidden = excluded.to(device) if t == 0 and excluded is not None else None  # (B',)
-            state = network.hidden(token[:, None], cache)[:, 0]  # (B', D)
-            token, found = next_tokens(model, state, uniforms[rows, t], forbidden, greedy)  # (B',), (3, B')
-            tokens[rows, t], mask[rows, t], facts[:, rows, t] = token, True, found
+            logits = model.logits(hidden(token[:, None], cache)[:, 0])  # (B', V)
+            token, found = by_rows(choose, logits.shape[1], at_once, logits, uniforms[rows, t],
+                                   excluded if t == 0 else None)  # (B',), (B', 3)
+            tokens[rows, t], mask[rows, t], facts[:, rows, t] = token, True, found.T
             ended[rows] = torch.isin(token, ends)
             running = (limit[rows] > t + 1) & ~ended[rows]  # (B',)
             count = int(running.sum())
@@ -149,28 +135,6 @@ def generate(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_token
 
 
 # ------------------------------------------------------------------------------------------------- prompts
-
-
-def distinct_texts(prompts: list[list[int]]) -> tuple[list[list[int]], list[int]]:
-    """The prompts that are not a prefix of another, and for each prompt the index of one of these that extends it.
-
-    Of the prompts 1, 1 2 and 1 2 3 the last serves all three. Equal prompts count once. vineppo samples from many
-    prefixes of the same response at once; the longest ones have a third of the tokens of all.
-    """
-    texts, text_of = [], [0] * len(prompts)
-    # In descending order, the prompts that begin with q stand together, q last: 1 2 4, 1 2 3, 1 2. So if any text
-    # extends q, the latest one, texts[-1], does.
-    for q in sorted(range(len(prompts)), key=prompts.__getitem__, reverse=True):
-        if not texts or texts[-1][: len(prompts[q])] != prompts[q]:
-            texts.append(prompts[q])
-        text_of[q] = len(texts) - 1
-    return texts, text_of
-
-
-def asked_prompts(prompts: list[list[int]], prompt_of: Tensor) -> tuple[list[list[int]], Tensor]:
-    """Those prompts that some responses answer, prompt_of (b,), and which of these each does (b,)."""
-    asked, index = prompt_of.unique(return_inverse=True)
-    return [prompts[q] for q in asked.tolist()], index
 
 
 def read_prompts(model: Qwen2, prompts: list[list[int]]) -> tuple[Cache, Tensor]:
@@ -217,18 +181,6 @@ def in_parts(cache: Cache, last: Tensor, prompt_of: Tensor, tokens: Tensor, samp
         yield Part(rows, inputs[rows, :S], cache.rows(prompt_of[rows]), own, tokens[rows, :S][own])
 
 
-def of_like_length(length: Tensor, at_once: int) -> list[Tensor]:
-    """Rows, given their length (b,), as groups of indices: the longest first, at most at_once in a group, the shortest
-    of which has at least LIKE of the longest one's length."""
-    groups = []
-    for i in length.argsort(descending=True, stable=True).tolist():
-        if groups and len(groups[-1]) < at_once and length[i] >= LIKE * length[groups[-1][0]]:
-            groups[-1].append(i)
-        else:
-            groups.append([i])
-    return [torch.tensor(rows, device=length.device) for rows in groups]
-
-
 def part_states(model: Qwen2, part: Part) -> Tensor:
     """The last hidden states (n, D) that predict the sampled tokens of a part, with gradient."""
     return model.hidden(part.inputs, part.cache)[part.sampled]
@@ -236,7 +188,7 @@ def part_states(model: Qwen2, part: Part) -> Tensor:
 
 def part_logprobs(model: Qwen2, part: Part) -> Tensor:
     """log pi (n,) of the sampled tokens of a part, with gradient."""
-    return token_logprobs(model, part_states(model, part), part.tokens)
+    return model.logprob(part_states(model, part), part.tokens)
 
 
 def read_responses(reader: Callable, model: Qwen2, prompts: list[list[int]], prompt_of: Tensor, tokens: Tensor,
@@ -246,7 +198,6 @@ def read_responses(reader: Callable, model: Qwen2, prompts: list[list[int]], pro
     A reader is a function such as part_logprobs(model, part, ...), which returns (n, ...). It gets the part's rows of
     each tensor of per_row (b, ...), too. prompt_of (b,): the prompt of each. The other arguments: see `in_parts`.
     """
-    prompts, prompt_of = asked_prompts(prompts, prompt_of)
     cache, last = read_prompts(model, prompts)
     found = None
     for part in in_parts(cache, last, prompt_of, tokens, sampled, at_once):
@@ -254,7 +205,7 @@ def read_responses(reader: Callable, model: Qwen2, prompts: list[list[int]], pro
         found = values.new_zeros(*sampled.shape, *values.shape[1:]) if found is None else found  # (b, S, ...)
         row = part.sampled.nonzero()[:, 0]  # (n,)
         t = part.sampled.cumsum(1)[part.sampled] - 1  # (n,)
-        found = found.index_put((part.rows[row], t), values)
+        found[part.rows[row], t] = values
     return found
 
 

@@ -96,8 +96,8 @@ def tokens_reread(prompt: list[int], before: dict[int, list[int]]) -> int:
 
 def respond(policy: Any, asked: list[tuple], uniforms: Tensor, limit: Tensor | None = None,
             excluded: Tensor | None = None, greedy: bool = False, watch: Callable | None = None) -> Samples:
-    """Continue responses to Q puzzles. asked: each puzzle, the sampled tokens that its B / Q responses begin with, which
-    are no part of the samples, and the `context` of these. The rest is explained at `generate` and `play`."""
+    """Continue responses to Q puzzles. asked: each puzzle, the sampled tokens that its B / Q responses begin with,
+    which are no part of the samples, and the `context` of these. The rest is explained at `generate` and `play`."""
     texts, G = [text for *_, text in asked], len(uniforms) // len(asked)
     given = (policy.model, texts, uniforms, policy.tokenizer.end_tokens, limit, excluded, greedy, watch)
 

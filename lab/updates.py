@@ -16,7 +16,7 @@ def credit_gradients(batch: TokenBatch, credits: Tensor, size: int) -> Iterator[
     parameters, one for each of the credits (M, B, T)."""
     model, T = batch.ask.policy.model, batch.tokens.shape[1]
     for rows in torch.arange(len(batch.text)).split(size):
-        logprob = response_logprobs(model, batch.prompts, *responses(batch, rows))[:, :T]  # (size, T)
+        logprob = response_logprobs(model, *responses(batch, rows))[:, :T]  # (size, T)
         parts = [torch.autograd.grad(logprob, list(model.parameters()), credit[rows], retain_graph=True)
                  for credit in credits]
         yield torch.stack([torch.cat([g.flatten() for g in part]) for part in parts])

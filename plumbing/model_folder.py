@@ -132,9 +132,18 @@ def weight_files(folder: Path) -> list[Path]:
     return files
 
 
-def read_weights(folder: Path, device: str | torch.device, dtype: torch.dtype, tied: bool) -> dict[str, Tensor]:
-    """The tensors of a folder, by name. tied: its config says that the output matrix is the embedding. ValueError where
-    a file or tensor contradicts another, or the configuration."""
+def written_config(source: dict, rope: dict, dtype: torch.dtype) -> dict:
+    """The content of a config.json with the fields of transformers 5, and of transformers 4 and mlx-lm 0.32."""
+    name = str(dtype).removeprefix("torch.")
+    scaling = {field: x for field, x in rope.items() if field != "rope_theta"}
+    return source | {"rope_parameters": rope, "dtype": name, "rope_theta": rope["rope_theta"], "torch_dtype": name} | (
+        {"rope_scaling": scaling} if rope["rope_type"] != "default" else {})
+
+
+def read_weights(folder: Path, device: str | torch.device, dtype: torch.dtype, tied: bool,
+                 layers: int) -> dict[str, Tensor]:
+    """The tensors of a folder, by name. tied, layers: its config says that the output matrix is the embedding, and how
+    many layers there are. ValueError where a file or tensor contradicts another, or the configuration."""
     found = {}
     for file in weight_files(folder):
         tensors = read_tensors(file, device, dtype)
@@ -149,6 +158,7 @@ def read_weights(folder: Path, device: str | torch.device, dtype: torch.dtype, t
             "tie_word_embeddings to false to use it, or remove the tensor")
     require(tied or output is not None, f"{folder} lacks lm_head.weight: set tie_word_embeddings to true in its "
             "config.json if the output matrix is the embedding, else download it again")
+    require(layers <= len(found), f"config.json asks for {layers} layers, the checkpoint in {folder} has fewer")
     return found
 
 

@@ -11,7 +11,7 @@ import torch
 
 import grpo
 import methods  # noqa: F401  completes LOSS_NORMS
-import qwen2_model
+from plumbing import compute
 from plumbing.optimizer import Optimizer
 from qwen2_model import Qwen2, parse_config
 from rollout import Policy
@@ -239,7 +239,7 @@ def test_two_updates_equal_plain_autograd(architecture, tied, checkpointed, temp
             p.data -= p.grad
     assert min(norms) > 0.05
     ours.checkpoint_activations = checkpointed
-    monkeypatch.setattr(qwen2_model, "PROBABILITIES_KEPT", (micro_batch != 3) * 2**25)  # 0: none
+    monkeypatch.setattr(compute, "PROBABILITIES_KEPT", (micro_batch != 3) * 2**25)  # 0: none
     row = take_update(ours, batch, credit, kl=kl, kl_gradient="unbiased" if unbiased else "k3", clip_low=0.1,
                       clip_high=0.3, updates_per_batch=2, max_grad_norm=0.05, micro_batch=micro_batch,
                       loss_norm="sequence")

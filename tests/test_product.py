@@ -4,11 +4,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-import qwen2_model
 from lora import adapters
-from plumbing import launch
+from plumbing import compute, launch
+from plumbing.compute import Converted
 from plumbing.files import read_json
-from qwen2_model import Converted, load_model
+from qwen2_model import load_model
 from settings import Settings
 from start import load_policy, parse_flags
 from tests.random_checkpoints import FAMILIES, assert_close, both, random_tokens
@@ -21,7 +21,7 @@ BFLOAT16 = Settings(dtype="bfloat16")
 def test_logits_and_gradients_are_nearer_to_float64_than_those_of_bfloat16(family, tmp_path, monkeypatch):
     """For every tensor. Guards against a product, a norm or a cache that was left in bfloat16, and a gradient of
     which blocks are lost: they have 6 rows here, and the last of most matrices has fewer."""
-    monkeypatch.setattr(qwen2_model, "BLOCK", 300)
+    monkeypatch.setattr(compute, "BLOCK", 300)
     both(family, tmp_path)
 
     def measured(computed, arithmetic=None):
@@ -42,7 +42,7 @@ def test_logits_and_gradients_are_nearer_to_float64_than_those_of_bfloat16(famil
 @pytest.mark.parametrize("outputs", [3, 50, 51])
 def test_a_converted_product_is_that_of_the_converted_matrix(outputs, monkeypatch):
     """And so are its gradients; no copy of the matrix waits for the backward pass."""
-    monkeypatch.setattr(qwen2_model, "BLOCK", 400)  # 10 rows
+    monkeypatch.setattr(compute, "BLOCK", 400)  # 10 rows
     x, w = torch.randn(7, 40, requires_grad=True), torch.randn(outputs, 40).bfloat16().requires_grad_()
     wide = w.detach().float().requires_grad_()
     y, expected = Converted.apply(x, w), x @ wide.T

@@ -16,8 +16,9 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 import qwen2_model
-from qwen2_model import (attention, attention_on_gpu, load_model, parse_config, save_model, to_checkpoint,
-                         token_logprobs)
+from plumbing import compute
+from plumbing.compute import attention_on_gpu
+from qwen2_model import attention, load_model, parse_config, save_model, to_checkpoint
 from sampler import describe
 from tests.random_checkpoints import FAMILIES, HF, V, assert_close, assert_same_logits, both, random_tokens
 
@@ -173,14 +174,14 @@ def test_logit_grad_is_the_norm_of_the_gradient():
         tokens, logits = torch.arange(20), logits.clone().requires_grad_()
         logits.log_softmax(-1)[torch.arange(20), tokens].sum().backward()
         log_probs = logits.detach().float().log_softmax(-1)
-        _, entropy, logit_grad = describe(log_probs, log_probs.exp(), tokens[:, None])
+        _, entropy, logit_grad = describe(log_probs, log_probs.exp(), tokens[:, None]).T
         torch.testing.assert_close(logit_grad.double(), logits.grad.norm(dim=-1), atol=0, rtol=1e-4)
         assert_close(entropy, torch.distributions.Categorical(logits=logits.detach()).entropy(), 1e-5)
 
 
-@pytest.mark.parametrize("tied, temperature, bytes_kept, kept", [
-    (True, 1.0, 0, 0), (False, 0.7, 2 * 17 * 8, 0), (True, 0.7, 2**29, 1), (False, 1.0, 2**29, 1)])
-def test_log_probs_and_their_gradients_are_autograds(tied, temperature, bytes_kept, kept, tmp_path, monkeypatch):
+@pytest.mark.parametrize("tied, temperature, logits_kept, kept", [
+    (True, 1.0, 0, 0), (False, 0.7, 2 * 17, 0), (True, 0.7, 2**29, 1), (False, 1.0, 2**29, 1)])
+def test_log_probs_and_their_gradients_are_autograds(tied, temperature, logits_kept, kept, tmp_path, monkeypatch):
     """Guards against probability for rows that stand for no token, a softmax in half precision, a piece lost or taken
     twice, a gradient that misses a factor or that a frozen matrix gets, and logits that are kept, or kept twice."""
     both("qwen2", tmp_path, tie_word_embeddings=tied)
@@ -192,16 +193,16 @@ def test_log_probs_and_their_gradients_are_autograds(tied, temperature, bytes_ke
     expected = logits.log_softmax(-1)[torch.arange(11), tokens]  # (11,)
 
     saved = []
-    monkeypatch.setattr(qwen2_model, "LOGITS_KEPT", bytes_kept)
+    monkeypatch.setattr(qwen2_model, "LOGITS_KEPT", logits_kept)
     with torch.autograd.graph.saved_tensors_hooks(lambda x: (saved.append(x), x)[1], lambda x: x):
-        got = token_logprobs(model, hidden, tokens)
+        got = model.logprob(hidden, tokens)
     assert len({x.data_ptr() for x in saved if x.shape == (11, 17)}) == kept
     assert_close(got, expected, 1e-12)
     ours, theirs = (torch.autograd.grad((x * weight).sum(), (hidden, model.output_weight)) for x in (got, expected))
     for gradient, reference in zip(ours, theirs):
         assert reference.abs().max() > 0.1
         assert_close(gradient, reference, 1e-12)
-    got = token_logprobs(model.requires_grad_(False), hidden, tokens)
+    got = model.requires_grad_(False).logprob(hidden, tokens)
     (gradient,) = torch.autograd.grad((got * weight).sum(), hidden)
     assert_close(gradient, theirs[0], 1e-12)
 
@@ -217,8 +218,8 @@ def test_log_probs_and_their_gradients_are_autograds(tied, temperature, bytes_ke
 def test_attention_is_torchs_own(at_once, kept, monkeypatch):
     """Guards against key heads that go to other query heads than theirs, on a GPU, too, a lost scale or bias, and rows
     that are lost where they are computed in pieces, or again."""
-    monkeypatch.setattr(qwen2_model, "SCORES_AT_ONCE", at_once)
-    monkeypatch.setattr(qwen2_model, "PROBABILITIES_KEPT", kept)
+    monkeypatch.setattr(compute, "SCORES_AT_ONCE", at_once)
+    monkeypatch.setattr(compute, "PROBABILITIES_KEPT", kept)
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(*shape, 4, dtype=torch.float64, generator=generator, requires_grad=True)
                for shape in ((3, 6, 5), (3, 2, 8), (3, 2, 8)))

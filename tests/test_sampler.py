@@ -19,10 +19,11 @@ from torch import Tensor
 
 import qwen2_model
 import sampler
+from plumbing import compute, decoding
+from plumbing.compute import distinct_texts, of_like_length
 from queries import attention_paid, logprobs_without
 from qwen2_model import Cache, Qwen2, load_model
-from sampler import (distinct_texts, draw, generate, of_like_length, part_states, read_responses,
-                     response_logprobs)
+from sampler import draw, generate, part_states, read_responses, response_logprobs
 from tests.random_checkpoints import HF, assert_close, both
 
 REAL = 19  # tokens that exist; V - REAL rows of the embedding stand for none
@@ -93,16 +94,16 @@ def way(request, monkeypatch):
     if request.param == "row by row":
         monkeypatch.setattr(sampler, "LOGITS_AT_ONCE", {"cpu": 1})
     if request.param == "replayed":
-        monkeypatch.setattr(sampler, "REPLAYED_ON", {"cpu"})
+        monkeypatch.setattr(decoding, "REPLAYED_ON", {"cpu"})
 
 
 def windowed(plain: torch.nn.Module, monkeypatch) -> torch.nn.Module:
     """The same weights with the sliding window of transformers; and with the line of docs/extend.md in our model."""
     page = (Path(sampler.__file__).parent / "docs" / "extend.md").read_text(encoding="utf-8")
-    line, behind = re.search(r"\| `(sees &= .*)`, as a line behind `(.*)` in `Cache.mask` ", page).groups()
-    source = textwrap.dedent(inspect.getsource(Cache.mask)).replace(behind, f"{behind}; {line}", 1)
+    line, behind = re.search(r"\| `(sees &= .*)`, as a line behind `(.*)` in `Cache.bias` ", page).groups()
+    source = textwrap.dedent(inspect.getsource(Cache.bias)).replace(behind, f"{behind}; {line}", 1)
     exec(source, names := vars(qwen2_model) | {})
-    monkeypatch.setattr(Cache, "mask", names["mask"])
+    monkeypatch.setattr(Cache, "bias", names["bias"])
     hf = HF["qwen2"][1](HF["qwen2"][0].from_dict(plain.config.to_dict() | {
         "use_sliding_window": True, "sliding_window": 4, "max_window_layers": 0, "layer_types": None})).double()
     hf.load_state_dict(plain.state_dict())
@@ -191,7 +192,7 @@ def test_rows_of_like_length_are_all_rows_with_little_padding(lengths, at_once):
 def test_states_attention_and_hidden_tokens_equal_transformers(family, options, like, tmp_path, monkeypatch):
     """Guards against another layer, scale or column, padding that is seen, hidden tokens that shift the others, and
     rows that get what belongs to others of their length, or are left out."""
-    monkeypatch.setattr(sampler, "LIKE", like)
+    monkeypatch.setattr(compute, "LIKE", like)
     hf, model = random_model(family, tmp_path, **options)
     hf.set_attn_implementation("eager")
     mask, puzzle = torch.arange(8) < torch.tensor([6, 1, 5, 6])[:, None], torch.tensor([2, 1, 3, 2])  # (B, T), (B,)

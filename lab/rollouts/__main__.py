@@ -25,6 +25,7 @@ from torch.nn.utils.rnn import pad_sequence
 from grpo import ADVANTAGES, compare
 from methods import MITIGATIONS
 from plumbing import run_folder
+from plumbing.compute import by_rows
 from plumbing.files import check_fields, read_json
 from plumbing.flags import check_range, methods_help, new_parser, parse_with
 from plumbing.metrics import number, step_columns, write_credit_log
@@ -172,13 +173,12 @@ GRADED = SimpleNamespace(**vars(TASK) | {"grade": lambda *_: {"reward": 0.0, "an
 def facts(model: Qwen2, part: Part) -> Tensor:
     """Log-prob, entropy, logit gradient, as in Samples, and the variance of log p of a token drawn there: (n, 4) of the
     tokens of some responses."""
-    found = []
-    for state, token in zip(part_states(model, part).split(ROWS), part.tokens.split(ROWS)):
-        log_probs = model.logits(state).log_softmax(-1)  # (ROWS, V)
+    def of_some(states: Tensor, tokens: Tensor) -> Tensor:
+        log_probs = model.logits(states).log_softmax(-1)  # (ROWS, V)
         square = torch.linalg.vecdot(log_probs.exp(), log_probs.square())  # (ROWS,) the mean of log p squared
-        known = describe(log_probs, log_probs.exp(), token[:, None])  # (3, ROWS)
-        found.append(torch.cat((known, (square - known[1] ** 2)[None])).T)
-    return torch.cat(found)
+        known = describe(log_probs, log_probs.exp(), tokens[:, None])  # (ROWS, 3)
+        return torch.cat((known, (square - known[:, 1] ** 2)[:, None]), dim=1)
+    return by_rows(of_some, 1, ROWS, part_states(model, part), part.tokens)
 
 
 def read_step(rollouts: list[Rollout], middle: float, policy: Reader, s: Settings,

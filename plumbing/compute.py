@@ -1,0 +1,140 @@
+"""How formulas are computed: in parts that fit into memory, in a dtype that the processor is quick at, without reading
+a text twice, by a kernel of the GPU. What they compute is said in qwen2_model.py and sampler.py. Nothing here knows it.
+"""
+import math
+from functools import partial, wraps
+from itertools import repeat
+from typing import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import checkpoint
+
+SCORES_AT_ONCE = 2**24  # attention scores that are computed at once, at most
+PROBABILITIES_KEPT = 2**25  # bytes of a layer's attention probabilities kept for the backward pass; else computed again
+BLOCK = 2**21  # numbers of a matrix that are converted at once: they stay in the processor's cache
+LIKE = 0.75  # a response is padded, to be read with longer ones, if it has at least this share of their length
+
+
+def recomputed(function: Callable) -> Callable:
+    """The function, of which the backward pass computes again what it needs, so that nothing of it is kept."""
+    return partial(checkpoint, function, use_reentrant=False, preserve_rng_state=False)
+
+
+def by_rows(function: Callable, numbers: int, at_once: int, *rows: Tensor | None,
+            kept: float = math.inf) -> Tensor | tuple[Tensor, ...]:
+    """function(*rows), a tensor or a tuple of some, whose rows are those of its arguments, or None for an argument.
+
+    It makes so many numbers a row: at most at_once at a time, and again in the backward pass if it would keep more.
+    """
+    if torch.is_grad_enabled() and len(rows[0]) * numbers > kept:
+        function = recomputed(function)
+    size = max(1, at_once // max(1, numbers))
+    if len(rows[0]) <= size:
+        return function(*rows)
+    found = [function(*part) for part in zip(*(repeat(None) if x is None else x.split(size) for x in rows))]
+    return tuple(map(torch.cat, zip(*found))) if isinstance(found[0], tuple) else torch.cat(found)
+
+
+# ------------------------------------------------------------------------------------------------- attention
+
+
+def in_memory(formula: Callable) -> Callable:
+    """The formula of attention, of q (R, H, S, d), k and v (R, K, C, d) and bias (R, 1, S, C), for as many rows at once
+    as memory allows, or by a GPU's kernel."""
+    @wraps(formula)
+    def attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+        if q.is_cuda and q.shape[2] > 1:  # for one new token a row it is not worth the copies of k and v
+            return attention_on_gpu(q, k, v, bias)
+        scores = q.shape[1] * bias[0].numel()  # of a row
+        return by_rows(formula, scores, SCORES_AT_ONCE, q, k, v, bias, kept=PROBABILITIES_KEPT // q.itemsize)
+    return attention
+
+
+def attention_on_gpu(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    """The same by a kernel that keeps no probabilities.
+
+    torch would choose cuDNN, whose backward pass gave NaN on an H100 for Qwen2.5 wherever C was 64 more than a multiple
+    of 128 (torch 2.11 and 2.13, https://github.com/pytorch/pytorch/issues/196678). The kernel taken instead wants a key
+    head for each query head.
+    """
+    k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))  # (R, H, C, d) each
+    with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
+        return F.scaled_dot_product_attention(q, k, v, bias)
+
+
+# ------------------------------------------------------------------------------------------------- products
+
+
+def linear(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
+    """x @ w.T + bias, (..., outputs), in the dtype of x."""
+    if w.dtype == x.dtype:
+        return F.linear(x, w, bias)
+    y = Converted.apply(x.flatten(0, -2), w).view(*x.shape[:-1], len(w))
+    return y if bias is None else y + bias
+
+
+class Converted(torch.autograd.Function):
+    """x @ w.T, (n, outputs), where w is stored in another dtype: in bfloat16, on a processor that multiplies float32.
+
+    Each block of w is converted when it is used, forward and backward: a copy that waits for the backward pass would
+    take as much memory as a model in float32.
+    """
+
+    @staticmethod
+    def forward(ctx, x: Tensor, w: Tensor) -> Tensor:
+        """The product (n, outputs) of x (n, inputs) and w (outputs, inputs)."""
+        ctx.save_for_backward(x, w)
+        ctx.rows = max(1, BLOCK // w.shape[1])  # of w in a block
+        if len(w) <= ctx.rows:
+            return x @ w.to(x.dtype).T
+        y = x.new_empty(len(x), len(w))
+        for part, block in zip(y.split(ctx.rows, dim=1), w.split(ctx.rows)):
+            part.copy_((block.to(x.dtype) @ x.T).T)  # a tenth faster, for many x, than x @ block.T
+        return y
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """The gradients of x (n, inputs) and w (outputs, inputs); None for one that needs none."""
+        x, w = ctx.saved_tensors  # once: with --checkpoint_activations they are computed again when they are asked for
+        to_x, to_w = (torch.zeros_like(z) if asked else None for z, asked in zip((x, w), ctx.needs_input_grad))
+        for i in range(0, len(w), ctx.rows):
+            part, block = gradient[:, i : i + ctx.rows], w[i : i + ctx.rows]
+            if to_x is not None:
+                to_x.addmm_(part, block.to(x.dtype))
+            if to_w is not None:
+                to_w[i : i + ctx.rows] = part.T @ x
+        return to_x, to_w
+
+
+# ------------------------------------------------------------------------------------------------- texts
+
+
+def distinct_texts(prompts: list[list[int]]) -> tuple[list[list[int]], list[int]]:
+    """The prompts that are not a prefix of another, and for each prompt the index of one of these that extends it.
+
+    Of the prompts 1, 1 2 and 1 2 3 the last serves all three. Equal prompts count once. vineppo samples from many
+    prefixes of the same response at once; the longest ones have a third of the tokens of all.
+    """
+    texts, text_of = [], [0] * len(prompts)
+    # In descending order, the prompts that begin with q stand together, q last: 1 2 4, 1 2 3, 1 2. So if any text
+    # extends q, the latest one, texts[-1], does.
+    for q in sorted(range(len(prompts)), key=prompts.__getitem__, reverse=True):
+        if not texts or texts[-1][: len(prompts[q])] != prompts[q]:
+            texts.append(prompts[q])
+        text_of[q] = len(texts) - 1
+    return texts, text_of
+
+
+def of_like_length(length: Tensor, at_once: int) -> list[Tensor]:
+    """Rows, given their length (b,), as groups of indices: the longest first, at most at_once in a group, the shortest
+    of which has at least LIKE of the longest one's length."""
+    groups = []
+    for i in length.argsort(descending=True, stable=True).tolist():
+        if groups and len(groups[-1]) < at_once and length[i] >= LIKE * length[groups[-1][0]]:
+            groups[-1].append(i)
+        else:
+            groups.append([i])
+    return [torch.tensor(rows, device=length.device) for rows in groups]

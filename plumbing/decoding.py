@@ -1,0 +1,106 @@
+"""Caches to sample with, a token a row and step: one that is filled in place, and one whose step is recorded.
+
+On a GPU a decode step is a CUDA graph: its kernels are recorded once and replayed together, since the GPU would wait
+for Python else. A replay has the same shapes each time. So it computes all B rows, those that have ended, too, and
+attention looks at all columns of the cache, of which the unused ones are at a position that nobody has reached.
+"""
+from typing import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from qwen2_model import Cache, Qwen2
+
+REPLAYED_ON = {"cuda"}  # devices that replay a recorded step: 2.4 times as fast there
+
+
+def ready_to_sample(model: Qwen2, cache: Cache, room: int) -> tuple[Callable, Cache]:
+    """What computes the states of new tokens (R, 1) behind a cache, as model.hidden does, and a cache for it, with room
+    for as many of them."""
+    if cache.length.device.type in REPLAYED_ON:
+        recorded = Replayed(model, cache, room)
+        return recorded.hidden, recorded
+    return model.hidden, Roomy(cache, room)
+
+
+class Roomy(Cache):
+    """A cache that is filled in place, without gradient, and lets rows go."""
+
+    def __init__(self, cache: Cache, room: int):
+        self.keys, self.values = ([F.pad(x, (0, 0, 0, room)) for x in side] for side in (cache.keys, cache.values))
+        self.position, self.length = cache.position, cache.length
+
+    def extend(self, layer: int, past: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        keys, values = (x[:, :, : past + 1] for x in (self.keys[layer], self.values[layer]))
+        keys[:, :, past:], values[:, :, past:] = k, v
+        return keys, values
+
+    def keep(self, running: Tensor) -> Tensor:
+        """Drop the rows where running (R,) is False. Returns the old index (count,) of each that stays.
+
+        Few rows are copied: of the first `count` places, those whose row ended are gaps, and as many running rows lie
+        beyond `count`; the k-th gap takes the k-th of them. Running 1 0 1 1 0: row 3 moves into gap 1, order 0 3 2.
+        """
+        count, C = int(running.sum()), self.position.shape[1]
+        order = torch.arange(count, device=running.device)  # (count,) the old index of the row in each place
+        gaps = (~running[:count]).nonzero()[:, 0]
+        order[gaps] = running[count:].nonzero()[:, 0] + count
+        for x in (*self.keys, *self.values):
+            x[gaps, :, :C] = x[order[gaps], :, :C]
+        self.keys, self.values = [x[:count] for x in self.keys], [x[:count] for x in self.values]
+        self.position, self.length = self.position[order], self.length[order]
+        return order
+
+
+class Replayed(Roomy):
+    """Of all B rows. Without a CUDA device nothing is recorded: for tests."""
+
+    def __init__(self, model: Qwen2, cache: Cache, room: int):
+        super().__init__(cache, room)
+        self.model, (B, past) = model, cache.position.shape
+        self.rows = torch.arange(B, device=cache.length.device)  # (B',) the running ones
+        self.token, self.column = torch.zeros_like(self.rows)[:, None], self.rows.new_tensor([past - 1])  # the latest
+        self.position = F.pad(cache.position, (0, room), value=2**62)  # (B, columns) a row never gets that far
+        self.changing = self.position, self.length, self.column
+        self.graph = self.record() if self.token.is_cuda else None
+
+    def record(self) -> "torch.cuda.CUDAGraph":
+        """Record a step, after a first one that lets libraries set themselves up."""
+        graph, aside, before = torch.cuda.CUDAGraph(), torch.cuda.Stream(), [x.clone() for x in self.changing]
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):
+            self.model.hidden(self.token, self)
+        torch.cuda.current_stream().wait_stream(aside)
+        for x, old in zip(self.changing, before):
+            x.copy_(old)
+        with torch.cuda.graph(graph):
+            self.output = self.model.hidden(self.token, self)  # (B, 1, D) where each replay leaves its result
+        return graph
+
+    def hidden(self, tokens: Tensor, _: Cache) -> Tensor:
+        """The states (B', 1, D) of new tokens (B', 1)."""
+        self.token[self.rows] = tokens
+        if self.graph is None:
+            return self.model.hidden(self.token, self)[self.rows]
+        self.graph.replay()
+        return self.output[self.rows]
+
+    def keep(self, running: Tensor) -> Tensor:
+        """The other rows stay where they are, and are no longer looked at."""
+        order = running.nonzero()[:, 0]  # (count,)
+        self.rows = self.rows[order]
+        return order
+
+    # What a model asks of its cache, in fixed shapes.
+
+    def advance(self, S: int) -> Tensor:
+        own = self.length[:, None].clone()  # (B, 1)
+        self.length += 1  # in place, for the graph
+        self.column += 1
+        self.position.index_copy_(1, self.column, own)
+        return own
+
+    def extend(self, layer: int, past: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        keys, values = self.keys[layer], self.values[layer]
+        return keys.index_copy_(2, self.column, k), values.index_copy_(2, self.column, v)
