@@ -14,66 +14,59 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from plumbing.metrics import tokens_in
+from plumbing.metrics import sampling_cost, tokens_in
 from plumbing.processes import shared
 from qwen2_model import Qwen2, probabilities, wide
 from rollout import Policy, TokenBatch, checked, decode_and_grade, grader, responses, seed_of, tokens_of
-from sampler import Part, Samples, distinct_texts, part_logprobs, part_states, read_responses
+from sampler import Part, Samples, part_logprobs, part_states, read_responses
 from settings import Settings
-from turns import interleave, replies, respond, tokens_reread
+from turns import interleave, replies, respond
 
 ROWS_AT_ONCE = 768  # continuations that are sampled together
 
 
-def once(compute: Callable) -> property:
-    """A property that is computed at its first use. Each use gets a copy, so nobody can change what others read."""
-    def get(ask: "Queries") -> Tensor:
-        if compute.__name__ not in ask.computed:
-            ask.computed[compute.__name__] = compute(ask)
-        return ask.computed[compute.__name__].clone()
-    return property(get, doc=compute.__doc__)
-
-
 class Queries:
-    """The answers about one batch. What is marked @once, and heads, are computed only once."""
+    """The answers about one batch."""
 
     def __init__(self, policy: Policy, batch: TokenBatch, s: Settings, step: int):
         self.policy, self.batch, self.s, self.step = policy, batch, s, step
         self.grade = grader(policy, s, step, "continuations")  # the task's, or a coin toss
         self.computed: dict[str, Tensor] = {}  # the answers so far
         # What the step cost so far, for metrics.csv: tokens sampled, and tokens read without gradient.
-        self.tokens_sampled = int(batch.mask.sum())
-        self.tokens_read = sum(map(len, batch.prompts)) + sum(
-            tokens_reread(batch.prompts[q], replies) for q, replies in zip(batch.group.tolist(), batch.before))
+        self.tokens_sampled, self.tokens_read = sampling_cost(batch.prompts, batch)
 
-    @once
+    def once(self, name: str, compute: Callable[[], Tensor]) -> Tensor:
+        """What is computed at the first call. Each call gets a copy, so nobody can change what others read."""
+        if name not in self.computed:
+            self.computed[name] = compute()
+        return self.computed[name].clone()
+
+    @property
     def hidden(self) -> Tensor:
         """The model's last hidden state (B, T, D) before it emits each token, in float32 or wider, as heads are."""
-        return wide(self.read(part_states, self.policy.model))
+        return self.once("hidden", lambda: wide(self.read(part_states, self.policy.model)))
 
-    @once
+    @property
     def attention(self) -> Tensor:
         """Attention (B, T, T): [:, t, u] is how much the state that predicts token t attends to token u < t.
 
         Of the last layer, averaged over its heads.
         """
-        return self.read(attention_paid, self.policy.model, None, self.batch.mask)
+        return self.once("attention", lambda: self.read(attention_paid, self.policy.model, None, self.batch.mask))
 
     @torch.no_grad()
     def head(self, name: str) -> Tensor:
         """What a head of methods/heads.py says before each token (B, T), 0 on padding: "critic" the expected reward."""
         if name not in self.policy.heads:
             raise ValueError(f'no {name}: add needs=("{name}",) to the decorator of this credit function')
-        if name not in self.computed:
-            self.computed[name] = self.policy.heads[name].read(self.hidden, self.batch.mask)
-        return self.computed[name].clone()
+        return self.once(name, lambda: self.policy.heads[name].read(self.hidden, self.batch.mask))
 
-    @once
+    @property
     def reference_logprob(self) -> Tensor:
         """Log-prob (B, T) of each token under the reference model, 0 on padding."""
         if self.policy.reference is None:
             raise ValueError('no reference model: add needs=("reference",) to the decorator of this credit function')
-        return self.read(part_logprobs, self.policy.reference)
+        return self.once("reference", lambda: self.read(part_logprobs, self.policy.reference))
 
     def logprob_without(self, rows: Tensor, hide: Tensor) -> Tensor:
         """Log-probs (R, T) of the responses rows (R,), repeats allowed, when no later token can attend to those marked
@@ -143,10 +136,8 @@ class Queries:
         excluded = batch.tokens[rows, positions].repeat_interleave(k) if other else None  # (n * k,)
         samples, grades = continue_and_grade(self.policy, asked, uniforms[..., : left.max()].flatten(0, 1),
                                              left.repeat_interleave(k), excluded, self.grade)
-        self.tokens_sampled += int(samples.mask.sum())
-        # A text that begins another one is not read separately, so it doesn't count.
-        self.tokens_read += sum(map(len, distinct_texts([text for *_, text in asked])[0])) + sum(
-            tokens_reread(asked[i // k][2], replies) for i, replies in enumerate(samples.before))
+        sampled, read = sampling_cost([text for *_, text in asked], samples)
+        self.tokens_sampled, self.tokens_read = self.tokens_sampled + sampled, self.tokens_read + read
         return torch.tensor([grade["reward"] for grade in grades], dtype=torch.float64).view(-1, k)
 
 

@@ -82,15 +82,6 @@ def decode(policy: Any, tokens: list[int], before: dict[int, list[int]]) -> tupl
     return text, spans, turns
 
 
-def tokens_reread(prompt: list[int], before: dict[int, list[int]]) -> int:
-    """How many tokens an episode reads again for its turns after the first one, and with them its replies."""
-    texts, said = 0, len(prompt)
-    for t in sorted(before):
-        said += len(before[t])  # the prompt and the replies so far
-        texts += t + said
-    return texts
-
-
 # ----------------------------------------------------------------------------------------------- episodes
 
 

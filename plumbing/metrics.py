@@ -7,12 +7,13 @@ from collections import Counter
 from decimal import Decimal
 from numbers import Real
 from pathlib import Path
-from typing import Any, Iterable
+from typing import Any, Iterable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from plumbing.compute import distinct_texts
 from plumbing.files import checksum, replace_file, require
 from plumbing.processes import sum_by_name
 from plumbing.progress import clock
@@ -132,6 +133,23 @@ def update_columns(updates: list[tuple[dict, float]]) -> dict[str, float | None]
            "kl": share(total["kl"], tokens) if "kl" in total else None, "tokens_updated": round(total["read"])}
     add_columns(row, {name[1]: share(total[name], tokens) for name in total if isinstance(name, tuple)}, "the loss")
     return row
+
+
+def sampling_cost(texts: Sequence[list[int]], samples: Any) -> tuple[int, int]:
+    """The tokens that were sampled, and those that were read for it, where each of Q texts got B / Q of the samples. A
+    text that begins another one is not read separately, so it doesn't count."""
+    G = len(samples.before) // len(texts)
+    return int(samples.mask.sum()), sum(map(len, distinct_texts(texts)[0])) + sum(
+        tokens_reread(texts[i // G], replies) for i, replies in enumerate(samples.before))
+
+
+def tokens_reread(prompt: list[int], before: dict[int, list[int]]) -> int:
+    """How many tokens an episode reads again for its turns after the first one, and with them its replies."""
+    texts, said = 0, len(prompt)
+    for t in sorted(before):
+        said += len(before[t])  # the prompt and the replies so far
+        texts += t + said
+    return texts
 
 
 def reply_length(before: Iterable[dict[int, list[int]]]) -> int:

@@ -17,7 +17,7 @@ from grpo import compare, update
 from methods import MITIGATIONS
 from methods.turns import turn_baseline, turn_mean, turn_vine
 from plumbing.launch import MODELS
-from plumbing.metrics import log_columns, turn_of
+from plumbing.metrics import log_columns, tokens_reread, turn_of
 from plumbing.optimizer import Optimizer
 from plumbing.task_file import load_puzzles
 from queries import Queries, logprobs_without
@@ -28,7 +28,7 @@ from tasks import guess_task
 from tasks.guess_task import GUESSES, Puzzle
 from tests.fixtures import make_batch
 from start import load_policy
-from turns import decode, play, tokens_reread, with_replies
+from turns import decode, play, with_replies
 
 GUESS = MODELS / "guess-tiny"
 
