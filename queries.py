@@ -93,10 +93,11 @@ class Queries:
         self.tokens_read += tokens_in(batch, rows)
 
         def read_some(mine: list[int]) -> tuple[Tensor]:
-            return read_responses(reader, model, *responses(batch, rows[mine]), [x[mine] for x in per_row],
-                                  self.s.micro_batch)[:, :T],
+            found = read_responses(reader, model, *responses(batch, rows[mine]), [x[mine] for x in per_row],
+                                   self.s.micro_batch)  # (R, T, ...), or wider by replies
+            return (found[:, :T],)
 
-        found, = shared(read_some, list(range(len(rows))))  # (R, T, ...)
+        (found,) = shared(read_some, list(range(len(rows))))  # (R, T, ...)
         return found.to(batch.tokens.device)
 
     def rollout_values(self, counts: Tensor, k: int = 1, other: bool = False) -> Tensor:
@@ -116,9 +117,9 @@ class Queries:
         for chunk in order.split(max(1, ROWS_AT_ONCE // k)) if len(order) else ():  # (n,)
             rewards[chunk] = self.continue_from(starts[chunk], uniforms[chunk], other)  # (n, k)
         where, zero = tuple(starts.T), torch.zeros(counts.shape, dtype=torch.float64)
-        one = zero.index_put(where, rewards[:, 0])  # (B, T) a reward of each prefix
-        total = zero.index_put(where, (rewards - one[where][:, None]).sum(1), accumulate=True)
-        return (one + total / (k * counts).clamp(min=1)).to(self.batch.tokens.device)
+        first = zero.index_put(where, rewards[:, 0])  # (B, T) a reward of each prefix
+        more = zero.index_put(where, (rewards - first[where][:, None]).sum(1), accumulate=True)
+        return (first + more / (k * counts).clamp(min=1)).to(self.batch.tokens.device)
 
     def continue_from(self, starts: Tensor, uniforms: Tensor, other: bool) -> Tensor:
         """The rewards (n, k) of k continuations of each of n prefixes, with the random numbers uniforms (n, k, limit).
@@ -167,10 +168,10 @@ def attention_paid(model: Qwen2, part: Part, mask: Tensor) -> Tensor:
     last, given = model.layers[-1], []
     with last.register_forward_pre_hook(lambda _, arguments: given.extend(arguments)):
         model.hidden(part.inputs, part.cache)
-    x, rotation, bias, _ = given
+    x, rotation, seen, _ = given
     q, _, _ = last.heads(x, rotation)  # (r, H, S, d)
-    paid = wide(probabilities(q, part.cache.keys[-1], bias).mean(1))  # (r, S, C)
-    own = F.pad(paid[:, :, bias.shape[3] - x.shape[1] + 1 :], (0, 1))  # (r, S, S) from each state to each token
+    paid = wide(probabilities(q, part.cache.keys[-1], seen).mean(1))  # (r, S, C)
+    own = F.pad(paid[:, :, seen.shape[3] - x.shape[1] + 1 :], (0, 1))  # (r, S, S) from each state to each token
     found = own.new_zeros(*mask.shape, mask.shape[1])  # (r, T, T)
     found[mask[:, :, None] & mask[:, None]] = own[part.sampled[:, :, None] & part.sampled[:, None]]
     return found[mask]

@@ -66,7 +66,7 @@ def wide(x: Tensor) -> Tensor:
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * weight, over the last dimension; torch computes it in float32 for bfloat16, too."""
-    return F.rms_norm(x, weight.shape, weight.to(x.dtype), eps)
+    return F.rms_norm(x, weight.shape, weight.to(x.dtype), eps)  # weights may be stored in bfloat16: see `arithmetic`
 
 
 def rope_frequencies(c: Config) -> Tensor:
@@ -92,18 +92,18 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 @in_memory
-def attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
-    """softmax(q k^T / sqrt(d) + bias) v, (R, H, S, d).
+def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """softmax(q k^T / sqrt(d) + mask) v, (R, H, S, d).
 
-    q (R, H, S, d), k and v (R, K, C, d). bias (R, 1, S, C) is 0 where a token sees a column, else -inf.
+    q (R, H, S, d), k and v (R, K, C, d). mask (R, 1, S, C) is 0 where a token sees a column, else -inf.
     """
-    return (by_key_head(probabilities(q, k, bias), k.shape[1]) @ v).view(q.shape)
+    return (by_key_head(probabilities(q, k, mask), k.shape[1]) @ v).view(q.shape)
 
 
-def probabilities(q: Tensor, k: Tensor, bias: Tensor) -> Tensor:
-    """softmax(q k^T / sqrt(d) + bias), (R, H, S, C); arguments as of `attention`."""
+def probabilities(q: Tensor, k: Tensor, mask: Tensor) -> Tensor:
+    """softmax(q k^T / sqrt(d) + mask), (R, H, S, C); arguments as of `attention`."""
     scores = by_key_head(q * q.shape[3] ** -0.5, k.shape[1]) @ k.mT  # (R, K, (H / K) S, C)
-    return (scores.view(*q.shape[:3], k.shape[2]) + bias).softmax(-1)
+    return (scores.view(*q.shape[:3], k.shape[2]) + mask).softmax(-1)
 
 
 def by_key_head(x: Tensor, K: int) -> Tensor:
@@ -138,10 +138,10 @@ class Layer(nn.Module):
         self.down = nn.Parameter(torch.zeros(D, c.intermediate_size))
         self.qkv_adapter = self.o_adapter = self.gate_up_adapter = self.down_adapter = None  # lora.py may set them
 
-    def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor], bias: Tensor, extend: Callable) -> Tensor:
-        """x (R, S, D) -> (R, S, D). rotation: see `rotate`; bias: see `attention`; extend(k, v): see Cache."""
+    def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor], mask: Tensor, extend: Callable) -> Tensor:
+        """x (R, S, D) -> (R, S, D). rotation: see `rotate`; mask: see `attention`; extend(k, v): see Cache."""
         q, k, v = self.heads(x, rotation)  # (R, H, S, d), (R, K, S, d), (R, K, S, d)
-        out = attention(q, *extend(k, v), bias)  # (R, H, S, d)
+        out = attention(q, *extend(k, v), mask)  # (R, H, S, d)
         x = x + product(out.transpose(1, 2).flatten(2), self.o, adapter=self.o_adapter)
         x_2 = rms_norm(x, self.norm_2, self.eps)  # (R, S, D)
         gate, up = product(x_2, self.gate_up, adapter=self.gate_up_adapter).chunk(2, dim=-1)
@@ -155,7 +155,8 @@ class Layer(nn.Module):
         if self.q_norm is not None:
             q, k = qk.split((self.H, self.K), dim=1)
             qk = torch.cat((rms_norm(q, self.q_norm, self.eps), rms_norm(k, self.k_norm, self.eps)), dim=1)
-        return *rotate(qk, *rotation).split((self.H, self.K), dim=1), v
+        q, k = rotate(qk, *rotation).split((self.H, self.K), dim=1)
+        return q, k, v
 
 
 class Qwen2(nn.Module):
@@ -183,13 +184,13 @@ class Qwen2(nn.Module):
         position = cache.advance(tokens.shape[1])  # (R, S) of the new tokens in the texts of their rows
         angle = position[:, None, :, None].float() * self.frequency  # (R, 1, S, d / 2)
         x, rotation = F.embedding(tokens, self.embedding).to(self.dtype), (angle.cos(), angle.sin())  # (R, S, D)
-        bias = cache.bias(position)  # (R, 1, S, C)
+        mask = cache.mask(position)  # (R, 1, S, C)
         if hide is not None:
-            bias[..., past:].masked_fill_(hide, -math.inf)
+            mask[..., past:].masked_fill_(hide, -math.inf)
         again = self.checkpoint_activations and torch.is_grad_enabled()
         for i, layer in enumerate(self.layers):
             compute = recomputed(layer) if again else layer
-            x = compute(x, rotation, bias, partial(cache.extend, i, past))  # (R, S, D)
+            x = compute(x, rotation, mask, partial(cache.extend, i, past))  # (R, S, D)
         return rms_norm(x, self.norm, self.config.rms_norm_eps)
 
     def logits(self, states: Tensor) -> Tensor:
@@ -255,7 +256,7 @@ class Cache:
         self.position, self.length = torch.cat((self.position, own), dim=1), self.length + S
         return own
 
-    def bias(self, own: Tensor) -> Tensor:
+    def mask(self, own: Tensor) -> Tensor:
         """What is added to the attention scores (R, 1, S, C) of new tokens at the positions own (R, S): 0 for a column
         that a token sees, else -inf. Every mask is made here."""
         own, column = own[:, :, None], self.position[:, None]  # (R, S, 1), (R, 1, C)

@@ -15,7 +15,8 @@ How this differs from the usual `generate`:
        predicts     is     blue   .
 
 Alphabet: Q prompts, G responses to each, B = Q G responses, of which B' are still running, P prompt columns, T response
-columns (while sampling: as many as a response may have), V vocabulary, D hidden size.
+columns (while sampling: as many as a response may have), V vocabulary, D hidden size. When b responses are read again,
+r at a time, these have S columns and n sampled tokens.
 
 Run it:  python train.py --steps 0        samples from the bundled model and grades the responses
 """
@@ -102,7 +103,7 @@ def generate(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_token
     a known one (methods/oracle.py wants that). greedy: take the most probable token, whatever the random number.
     watch(columns, running): called after each column, with their number, and the share of responses still running.
     """
-    (B, T), G, device = uniforms.shape, len(uniforms) // len(prompts), model.output_weight.device
+    (B, T), G, device = uniforms.shape, len(uniforms) // len(prompts), model.norm.device
     uniforms, ends = uniforms.to(device), torch.tensor(end_tokens, device=device)
     limit = torch.full((B,), T, device=device) if limit is None else limit.to(device)  # (B,)
     tokens = torch.zeros(B, T, dtype=torch.long, device=device)

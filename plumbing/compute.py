@@ -42,18 +42,18 @@ def by_rows(function: Callable, numbers: int, at_once: int, *rows: Tensor | None
 
 
 def in_memory(formula: Callable) -> Callable:
-    """The formula of attention, of q (R, H, S, d), k and v (R, K, C, d) and bias (R, 1, S, C), for as many rows at once
+    """The formula of attention, of q (R, H, S, d), k and v (R, K, C, d) and mask (R, 1, S, C), for as many rows at once
     as memory allows, or by a GPU's kernel."""
     @wraps(formula)
-    def attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
         if q.is_cuda and q.shape[2] > 1:  # for one new token a row it is not worth the copies of k and v
-            return attention_on_gpu(q, k, v, bias)
-        scores = q.shape[1] * bias[0].numel()  # of a row
-        return by_rows(formula, scores, SCORES_AT_ONCE, q, k, v, bias, kept=PROBABILITIES_KEPT // q.itemsize)
+            return attention_on_gpu(q, k, v, mask)
+        scores = q.shape[1] * mask[0].numel()  # of a row
+        return by_rows(formula, scores, SCORES_AT_ONCE, q, k, v, mask, kept=PROBABILITIES_KEPT // q.itemsize)
     return attention
 
 
-def attention_on_gpu(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+def attention_on_gpu(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     """The same by a kernel that keeps no probabilities.
 
     torch would choose cuDNN, whose backward pass gave NaN on an H100 for Qwen2.5 wherever C was 64 more than a multiple
@@ -62,7 +62,7 @@ def attention_on_gpu(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
     """
     k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))  # (R, H, C, d) each
     with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
-        return F.scaled_dot_product_attention(q, k, v, bias)
+        return F.scaled_dot_product_attention(q, k, v, mask)
 
 
 # ------------------------------------------------------------------------------------------------- products

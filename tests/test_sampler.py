@@ -100,10 +100,10 @@ def way(request, monkeypatch):
 def windowed(plain: torch.nn.Module, monkeypatch) -> torch.nn.Module:
     """The same weights with the sliding window of transformers; and with the line of docs/extend.md in our model."""
     page = (Path(sampler.__file__).parent / "docs" / "extend.md").read_text(encoding="utf-8")
-    line, behind = re.search(r"\| `(sees &= .*)`, as a line behind `(.*)` in `Cache.bias` ", page).groups()
-    source = textwrap.dedent(inspect.getsource(Cache.bias)).replace(behind, f"{behind}; {line}", 1)
+    line, behind = re.search(r"\| `(sees &= .*)`, as a line behind `(.*)` in `Cache.mask` ", page).groups()
+    source = textwrap.dedent(inspect.getsource(Cache.mask)).replace(behind, f"{behind}; {line}", 1)
     exec(source, names := vars(qwen2_model) | {})
-    monkeypatch.setattr(Cache, "bias", names["bias"])
+    monkeypatch.setattr(Cache, "mask", names["mask"])
     hf = HF["qwen2"][1](HF["qwen2"][0].from_dict(plain.config.to_dict() | {
         "use_sliding_window": True, "sliding_window": 4, "max_window_layers": 0, "layer_types": None})).double()
     hf.load_state_dict(plain.state_dict())
