@@ -41,7 +41,7 @@ from typing import NamedTuple
 import numpy as np
 
 from plumbing.progress import one_sentence
-from tasks.arithmetic import (Calculation, CalculationSpan, can_make, check_calculations, derivations, expression,
+from tasks.arithmetic import (CalculationSpan, can_make, check_calculations, derivations, expression,
                               find_calculations, reachability)
 from tasks.data import read_rows
 from tasks.searches import KNOWN, demonstrate  # noqa: F401  what a start model imitates
@@ -70,7 +70,8 @@ def load(part: str, count: int | None = None, path: str = "") -> list[Puzzle]:
     """
     if not path:
         return generate_puzzles(4096 if count is None else count, part)
-    distinct = {puzzle.id: puzzle for puzzle in read_puzzles(path)}  # Countdown-Tasks-3to4 has many twice
+    rows = read_rows(Path(path), {"nums": [3, 7, 8], "target": 29}, read_puzzle)
+    distinct = {puzzle.id: puzzle for puzzle in rows}  # Countdown-Tasks-3to4 has many twice
     # In the order of a hash, so that the first ones are a fair sample, whatever the order of the rows.
     by_hash = [distinct[name] for name in sorted(distinct, key=fingerprint)]
     chosen = [puzzle for puzzle in by_hash if part in ("all", split(puzzle))]
@@ -91,11 +92,6 @@ def check(puzzle: Puzzle) -> None:
 def show(puzzle: Puzzle) -> str:
     """A puzzle in a few characters: `[3, 4, 5] -> 8`."""
     return f"{list(puzzle.numbers)} -> {puzzle.target}"
-
-
-def solutions(puzzle: Puzzle, whole: bool = False) -> list[tuple[Calculation, ...]]:
-    """Every way to use up the numbers that reaches the target, as calculations; whole: each result is 0, 1, 2 ..."""
-    return [derivation for result, derivation in derivations(puzzle.numbers, whole) if result == puzzle.target]
 
 
 @functools.cache
@@ -127,13 +123,8 @@ def generate_puzzles(size: int, part: str, seed: int = 0, count: int = 3, low: i
             found[puzzle.id], misses = puzzle, 0
         if misses == 20_000:
             raise ValueError(f"found only {len(found)} of {size} {part} puzzles with {count} numbers from {low} to "
-                             f"{high} and targets up to {max_target}: ask for fewer or widen the ranges")
+                             f"{high} and targets up to {max_target}: ask for fewer")
     return list(found.values())
-
-
-def read_puzzles(path: str | Path) -> list[Puzzle]:
-    """Read puzzles, fields `nums` and `target`, from a data file; ValueError, with an example, if a row is none."""
-    return read_rows(Path(path), {"nums": [3, 7, 8], "target": 29}, read_puzzle)
 
 
 def read_puzzle(nums: object, target: object) -> Puzzle:
@@ -186,14 +177,9 @@ def grade(response: str, puzzle: Puzzle) -> dict[str, float]:
 
 def is_correct(text: str, puzzle: Puzzle) -> bool:
     """Whether an expression, cleaned by `without_notation`, uses every number exactly once and equals the target."""
-    if len(text) > MAX_LENGTH:  # so that no regular expression gets a long text; expression_value has the other limits
-        return False
-    text = without_notation(text)
-    try:
-        value = expression_value(text)
-    except ValueError:
-        return False
-    return value == puzzle.target and sorted(map(int, re.findall(r"[0-9]+", text))) == sorted(puzzle.numbers)
+    text = without_notation(text) if len(text) <= MAX_LENGTH else ""  # no regular expression gets a long text
+    return expression_value(text) == puzzle.target and (
+        sorted(map(int, re.findall(r"[0-9]+", text))) == sorted(puzzle.numbers))
 
 
 def without_notation(text: str) -> str:
@@ -210,23 +196,19 @@ def without_notation(text: str) -> str:
     return text.translate(str.maketrans("[]{}", "()()"))
 
 
-def expression_value(text: str) -> Fraction:
-    """The exact value of an expression of whole numbers, + - * / and parentheses; ValueError for any other text.
+def expression_value(text: str) -> Fraction | None:
+    """The exact value of an expression of whole numbers, + - * / and parentheses; None for any other text.
 
     No leading zeros, at most 256 characters and 32 nested parentheses. The limits are checked before Python's parser
     sees the text, so that nothing a model writes can be too long or too deep for it.
     """
     if len(text) > MAX_LENGTH or not re.fullmatch(r"[0-9+\-*/() ]+", text) or re.search(r"\b0[0-9]", text):
-        raise ValueError("not an arithmetic expression")
+        return None
     depth = itertools.accumulate((c == "(") - (c == ")") for c in text)  # after each character
-    if max(depth) > MAX_DEPTH:
-        raise ValueError(f"more than {MAX_DEPTH} nested parentheses")
     try:
-        return tree_value(ast.parse(text.strip(), mode="eval").body)
-    except ZeroDivisionError:
-        raise ValueError("division by zero") from None
-    except SyntaxError:
-        raise ValueError("not an arithmetic expression") from None
+        return tree_value(ast.parse(text.strip(), mode="eval").body) if max(depth) <= MAX_DEPTH else None
+    except (ValueError, SyntaxError, ZeroDivisionError):
+        return None
 
 
 def tree_value(node: ast.expr) -> Fraction:
@@ -267,7 +249,8 @@ def main() -> None:
         parser.exit(1, "error: more than 5 numbers have too many solutions to print\n")
     puzzle = Puzzle(tuple(args.numbers), args.target)
     print(f"{prompt(puzzle, chat=False)}\n\nsplit: {split(puzzle)}")
-    print("\n".join(sorted({expression(puzzle.numbers, solution) for solution in solutions(puzzle)})) or "no solution")
+    found = {expression(puzzle.numbers, steps) for value, steps in derivations(puzzle.numbers) if value == args.target}
+    print("\n".join(sorted(found)) or "no solution")
 
 
 if __name__ == "__main__":

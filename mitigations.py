@@ -60,8 +60,6 @@ def curious(batch: TokenBatch, bonus: float = 0.01) -> Tensor:
 
 # -------------------------------------------------------------------------------- reweightings: the original work's
 
-NORMALIZATIONS = ("response", "step", "none")
-
 
 def reweight(batch: TokenBatch, weight: Tensor) -> Tensor:
     """Credit (B, T) from weights (B, T) >= 0 that are 0 on padding: advantage * weight, after two corrections.
@@ -73,11 +71,7 @@ def reweight(batch: TokenBatch, weight: Tensor) -> Tensor:
     """
     all_zero = ~weight.any(1, keepdim=True)  # (B, 1)
     scaled = torch.where(all_zero & batch.mask, 1.0, weight)  # (B, T)
-    if batch.normalize == "response":
-        scaled = unit_mean(scaled, batch.mask)
-    if batch.normalize == "step":
-        scaled = unit_mean(scaled.reshape(1, -1), batch.mask.reshape(1, -1)).view_as(scaled)
-    return batch.advantage[:, None] * scaled
+    return batch.advantage[:, None] * NORMALIZATIONS[batch.normalize](scaled, batch.mask)
 
 
 def reweighting(function: Callable | None = None, *, needs: tuple[str, ...] | Callable = ()) -> Callable:
@@ -99,6 +93,10 @@ def unit_mean(weight: Tensor, mask: Tensor) -> Tensor:
     """Rescale weights (B, T), 0 outside mask (B, T), so that each row averages 1 over its mask; zeros stay zeros."""
     total = weight.sum(1, keepdim=True)  # (B, 1)
     return weight * (mask.sum(1, keepdim=True) / torch.where(total > 0, total, 1.0))
+
+
+NORMALIZATIONS = {"response": unit_mean, "none": lambda weight, mask: weight,
+                  "step": lambda weight, mask: unit_mean(weight.reshape(1, -1), mask.reshape(1, -1)).view_as(weight)}
 
 
 @reweighting
@@ -216,8 +214,11 @@ def vineppo(batch: TokenBatch, k: int = 3, cuts: str = "sentence") -> Tensor:
     """
     require(k >= 1, "--k must be at least 1: it is the number of continuations sampled at each cut")
     require(cuts in ("sentence", "uncertain"), "--cuts must be sentence or uncertain")
+    if cuts == "sentence":
+        return segment_credit(batch, sentence_cuts(batch), k)
     unsure = batch.mask & (batch.logprob < math.log(0.9))  # (B, T)
-    return segment_credit(batch, sentence_cuts(batch) if cuts == "sentence" else every_fifth(unsure), k)
+    count = unsure.cumsum(1)  # (B, T)
+    return segment_credit(batch, unsure & (count % 5 == 1) & (count > 1), k)  # the 6th, 11th, 16th ... of them
 
 
 def sentence_cuts(batch: TokenBatch) -> Tensor:
@@ -228,12 +229,6 @@ def sentence_cuts(batch: TokenBatch) -> Tensor:
     return cuts.to(batch.mask.device)
 
 
-def every_fifth(unsure: Tensor) -> Tensor:
-    """True (B, T) at the 6th, 11th, 16th ... token of each row that is unsure (B, T)."""
-    count = unsure.cumsum(1)  # (B, T)
-    return unsure & (count % 5 == 1) & (count > 1)
-
-
 def segment_credit(batch: TokenBatch, cuts: Tensor, k: int) -> Tensor:
     """V at the end of each token's segment minus V at its start (B, T). cuts (B, T): where all but the first begin.
 
@@ -242,13 +237,12 @@ def segment_credit(batch: TokenBatch, cuts: Tensor, k: int) -> Tensor:
     rewards = by_group(batch, batch.reward)  # (Q, G)
     mean = group_mean(rewards)  # (Q, 1)
     others = mean - (rewards - mean) / (rewards.shape[1] - 1)  # (Q, G) mean reward: no rounding where all are equal
-    V = torch.cat((batch.ask.rollout_values(cuts, k), rewards.view(-1, 1)), dim=1)  # (B, T + 1) at cuts and the end
+    segment = cuts.cumsum(1)  # (B, T) 0 0 1 1 1 for a cut at 2 of 5 tokens
+    V = rewards.view(-1, 1).repeat(1, cuts.shape[1] + 1)  # (B, T + 1) where each segment begins; after the last: r
     V[:, 0] = others.flatten()
-    bounds = torch.cat((cuts, torch.ones_like(cuts[:, :1])), dim=1)  # (B, T + 1) the cuts, and the end
-    column = torch.arange(bounds.shape[1], device=cuts.device)  # (T + 1,)
-    start = torch.where(bounds, column, 0).cummax(1).values[:, :-1]  # (B, T) the last bound up to the token, else 0
-    end = torch.where(bounds, column, len(column)).flip(1).cummin(1).values.flip(1)[:, 1:]  # (B, T) the next bound
-    return (V.gather(1, end) - V.gather(1, start)).to(batch.logprob)
+    row, t = cuts.nonzero(as_tuple=True)
+    V[row, segment[row, t]] = batch.ask.rollout_values(cuts, k)[row, t].to(V)
+    return (V.gather(1, segment + 1) - V.gather(1, segment)).to(batch.logprob)
 
 
 # ---------------------------------------------------------------------------------------------------------------- yours

@@ -7,7 +7,6 @@ Settings.
 
 Run it:  python train.py --mitigation vineppo
 """
-from functools import partial
 from typing import Callable
 
 import torch
@@ -17,10 +16,10 @@ from torch import Tensor
 from plumbing.metrics import sampling_cost, tokens_in
 from plumbing.processes import shared
 from qwen2_model import Qwen2, probabilities, wide
-from rollout import Policy, TokenBatch, checked, decode_and_grade, grader, responses, seed_of, tokens_of
+from rollout import Policy, TokenBatch, continued, decode_and_grade, responses, seed_of, tokens_of
 from sampler import Part, Samples, part_logprobs, part_states, read_responses
 from settings import Settings
-from turns import interleave, replies, respond
+from turns import interleave, replies
 
 ROWS_AT_ONCE = 768  # continuations that are sampled together
 
@@ -29,8 +28,7 @@ class Queries:
     """The answers about one batch."""
 
     def __init__(self, policy: Policy, batch: TokenBatch, s: Settings, step: int):
-        self.policy, self.batch, self.s, self.step = policy, batch, s, step
-        self.grade = grader(policy, s, step, "continuations")  # the task's, or a coin toss
+        self.policy, self.batch, self.s, self.step = policy.for_step(s, step, "continuations"), batch, s, step
         self.computed: dict[str, Tensor] = {}  # the answers so far
         # What the step cost so far, for metrics.csv: tokens sampled, and tokens read without gradient.
         self.tokens_sampled, self.tokens_read = sampling_cost(batch.prompts, batch)
@@ -136,27 +134,25 @@ class Queries:
         left = self.s.max_new_tokens - torch.tensor(begun)  # (n,) of the limit, in which replies count, too
         excluded = batch.tokens[rows, positions].repeat_interleave(k) if other else None  # (n * k,)
         samples, grades = continue_and_grade(self.policy, asked, uniforms[..., : left.max()].flatten(0, 1),
-                                             left.repeat_interleave(k), excluded, self.grade)
+                                             left.repeat_interleave(k), excluded)
         sampled, read = sampling_cost([text for *_, text in asked], samples)
         self.tokens_sampled, self.tokens_read = self.tokens_sampled + sampled, self.tokens_read + read
         return torch.tensor([grade["reward"] for grade in grades], dtype=torch.float64).view(-1, k)
 
 
-def continue_and_grade(policy: Policy, asked: list[tuple], uniforms: Tensor, limit: Tensor, excluded: Tensor | None,
-                       grade: Callable) -> tuple[Samples, list[dict[str, float]]]:
+def continue_and_grade(policy: Policy, asked: list[tuple], uniforms: Tensor, limit: Tensor,
+                       excluded: Tensor | None) -> tuple[Samples, list[dict[str, float]]]:
     """Continue each of Q responses B / Q times, and grade the B whole ones. asked: see `respond`.
 
     uniforms (B, T): the random number behind each new token. limit (B,): the most new tokens each may get, replies
     included. excluded (B,): a token that may not be the first new one. The samples have the new tokens alone.
     """
-    G = len(uniforms) // len(asked)
-    found = shared(partial(respond, policy), asked, uniforms=uniforms, limit=limit, excluded=excluded)
-    samples = checked(policy, found)
+    samples, G = continued(policy, asked, uniforms, limit, excluded), len(uniforms) // len(asked)
     begun = [asked[i // G][:2] for i in range(len(uniforms))]  # B: the puzzle and the prefix of each
     tokens = [prefix + new for (_, prefix), new in zip(begun, tokens_of(samples))]  # B
     before = [replies(policy, puzzle, prefix) | {len(prefix) + t: said for t, said in new.items()}
               for (puzzle, prefix), new in zip(begun, samples.before)]
-    return samples, decode_and_grade(policy, [puzzle for puzzle, *_ in asked], tokens, before, grade)[1]
+    return samples, decode_and_grade(policy, [puzzle for puzzle, *_ in asked], tokens, before)[1]
 
 
 # ------------------------------------------------------------------------------------------- readers of one question

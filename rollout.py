@@ -9,9 +9,9 @@ task is a module such as countdown_task.py; the code here knows nothing of Count
 Run it:  python train.py --mitigation none
 """
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from types import ModuleType
-from typing import Any, Callable, NamedTuple, Sequence
+from typing import Any, Callable, NamedTuple
 
 import numpy as np
 import torch
@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from plumbing.chat import chat_tokens
 from plumbing.processes import shared
 from plumbing.progress import Progress
-from plumbing.task_file import check_pieces, check_roles, graded, part_weights
+from plumbing.task_file import check_pieces, check_roles, graded
 from plumbing.tokenizer import Tokenizer
 from qwen2_model import Qwen2
-from sampler import Replies, Samples, generate
+from sampler import Replies, Samples
 from settings import Settings
 from tasks.text import fingerprint
 from turns import decode, respond, with_replies
@@ -100,15 +100,24 @@ class Policy(NamedTuple):
     heads: dict[str, nn.Module] = {}  # those of methods/heads.py that the credit function needs, by name
     reference: Qwen2 | None = None  # a frozen copy of the start model, where the credit function or --kl needs it
     weights: dict[str, float] = {}  # --reward_weights: of parts of the reward, instead of the task's PARTS
+    coin: np.random.Generator | None = None  # --reward random: tossed for each response, instead of its grade
 
     @property
     def parts(self) -> dict[str, float]:
         """The weight of each part of the reward, by the name that it has in the task's grade."""
-        return part_weights(self.task, self.weights)
+        return getattr(self.task, "PARTS", {"reward": 1.0}) | self.weights  # its grade's own "reward" without PARTS
 
-    def grade(self, *response: Any) -> dict[str, float]:
-        """The reward and the task's grades of a response: its text, the puzzle and, in several turns, its turns."""
-        return graded(self.task, self.parts, *response)
+    def grade(self, text: str, puzzle: Any, turns: list[str]) -> dict[str, float]:
+        """The reward and the task's grades of a response, which in several turns depend on its turns alone."""
+        several = (turns,) if hasattr(self.task, "reply") else ()
+        found = graded(self.task, self.parts, text, puzzle, *several)
+        return found | dict.fromkeys(("reward", "answer"), float(self.coin.integers(2))) if self.coin else found
+
+    def for_step(self, s: Settings, step: int, *purpose: str) -> "Policy":
+        """The policy, which grades a step's responses by a fair coin of its own if --reward random says so: success
+        must not rise then. The format is graded as usual, but it is no part of the reward."""
+        coin = np.random.default_rng(seed_of("coin", s.seed, step, *purpose))
+        return self._replace(coin=coin) if s.reward == "random" else self
 
     def prompt(self, puzzle: Any) -> list[int]:
         """The tokens of a puzzle's prompt. The task returns messages, or text, or a tuple of pieces: the first, third,
@@ -134,10 +143,8 @@ def draw_puzzles(training: list, s: Settings, step: int) -> list:
     """The Q puzzles of a step: puzzle i of the run is number i % N of epoch i // N. Every epoch shuffles the N training
     puzzles anew, in an order that depends on the seed alone."""
     N, first = len(training), (step - 1) * s.questions
-    drawn = range(first, first + s.questions)  # counted since the run began
-    order = {epoch: np.random.default_rng(seed_of("order", s.seed, epoch)).permutation(N)
-             for epoch in {i // N for i in drawn}}
-    return [training[order[i // N][i % N]] for i in drawn]
+    order = cache(lambda epoch: np.random.default_rng(seed_of("order", s.seed, epoch)).permutation(N))
+    return [training[order(i // N)[i % N]] for i in range(first, first + s.questions)]  # counted since the run began
 
 
 def rollout(policy: Policy, puzzles: list, s: Settings, step: int) -> TokenBatch:
@@ -161,9 +168,9 @@ def draw_uniforms(seed: int, step: int | str, Q: int, G: int, length: int) -> Te
 def token_batch(policy: Policy, puzzles: list, samples: Samples, s: Settings, step: int) -> TokenBatch:
     """Decode and grade the samples of a step. (`compare` of grpo.py adds the advantage, the step adds `ask`.)"""
     (B, T), Q, device, task = samples.tokens.shape, len(puzzles), samples.tokens.device, policy.task
-    decoded, grades = decode_and_grade(policy, puzzles, tokens_of(samples), samples.before, grader(policy, s, step))
+    decoded, grades = decode_and_grade(policy.for_step(s, step), puzzles, tokens_of(samples), samples.before)
     role, in_answer = np.zeros((B, T), np.int8), np.zeros((B, T), bool)  # (B, T) each
-    for i, (text, spans) in enumerate(decoded):
+    for i, (text, spans, _) in enumerate(decoded):
         role[i, : len(spans)], in_answer[i, : len(spans)] = check_roles(task.roles(text, spans), len(spans))
     names = dict.fromkeys(name for own in grades for name in own)  # each once, in order
     # In float64, where 1e7 and 1e7 + 0.1 differ: float32 would make them equal rewards.
@@ -176,7 +183,7 @@ def token_batch(policy: Policy, puzzles: list, samples: Samples, s: Settings, st
         group=torch.arange(Q, device=device).repeat_interleave(B // Q), puzzles=tuple(puzzles),
         prompts=tuple(map(policy.prompt, puzzles)), task=task,
         role=torch.from_numpy(role).to(device), in_answer=torch.from_numpy(in_answer).to(device),
-        text=tuple(text for text, _ in decoded), spans=tuple(tuple(spans) for _, spans in decoded),
+        text=tuple(text for text, *_ in decoded), spans=tuple(tuple(spans) for _, spans, _ in decoded),
         normalize=s.normalize)
 
 
@@ -187,27 +194,28 @@ def generate_and_grade(policy: Policy, puzzles: list, uniforms: Tensor, greedy: 
                        watch: Callable | None = None) -> tuple[Samples, list[dict[str, float]]]:
     """Sample B responses to Q puzzles, see `sample`, and let the task grade them."""
     samples = sample(policy, puzzles, uniforms, greedy, watch)
-    return samples, decode_and_grade(policy, puzzles, tokens_of(samples), samples.before, policy.grade)[1]
+    return samples, decode_and_grade(policy, puzzles, tokens_of(samples), samples.before)[1]
 
 
 def sample(policy: Policy, puzzles: list, uniforms: Tensor, greedy: bool = False,
            watch: Callable | None = None) -> Samples:
     """Sample B responses, one for each row of random numbers (B, limit), B / Q to each of Q puzzles.
 
-    greedy, watch: see `generate`. Several processes share the puzzles, and each of them returns all samples.
+    greedy, watch: see `generate` of sampler.py.
     """
-    if hasattr(policy.task, "reply"):  # several turns
-        asked, answer = [(puzzle, [], policy.prompt(puzzle)) for puzzle in puzzles], partial(respond, policy)
-    else:
-        asked = [policy.prompt(puzzle) for puzzle in puzzles]
-        answer = partial(generate, policy.model, end_tokens=policy.tokenizer.end_tokens)
-    return checked(policy, shared(partial(answer, greedy=greedy, watch=watch), asked, uniforms=uniforms))
+    asked = [(puzzle, [], policy.prompt(puzzle)) for puzzle in puzzles]  # Q
+    return continued(policy, asked, uniforms, greedy=greedy, watch=watch)
 
 
-def checked(policy: Policy, fields: Sequence) -> Samples:
-    """The samples, on the model's device. (All processes hold the same, so all of them raise.)"""
+def continued(policy: Policy, asked: list[tuple], uniforms: Tensor, limit: Tensor | None = None,
+              excluded: Tensor | None = None, **how: Any) -> Samples:
+    """What `respond` of turns.py samples: by `generate`, turn by turn if the task has turns.
+
+    Several processes share the puzzles, and each of them returns all samples. (So if they are broken, all raise.)
+    """
+    found = shared(partial(respond, policy, **how), asked, uniforms=uniforms, limit=limit, excluded=excluded)
     device = policy.model.norm.device
-    samples = Samples(*(x.to(device) if isinstance(x, Tensor) else x for x in fields))
+    samples = Samples(*(x.to(device) if isinstance(x, Tensor) else x for x in found))
     if not samples.logprob.isfinite().all():
         raise FloatingPointError("the model's logits are not finite: its weights are broken, or --lr is too high")
     return samples
@@ -218,21 +226,8 @@ def tokens_of(samples: Samples) -> list[list[int]]:
     return [row[:length] for row, length in zip(samples.tokens.tolist(), samples.mask.sum(1).tolist())]
 
 
-def decode_and_grade(policy: Policy, puzzles: list, tokens: list[list[int]], before: Replies,
-                     grade: Callable) -> tuple[list[tuple[str, list]], list[dict[str, float]]]:
-    """Text with token spans, and grades, of each of B responses, given as its tokens and the replies before these."""
-    several_turns, G, decoded, grades = hasattr(policy.task, "reply"), len(tokens) // len(puzzles), [], []
-    for i, (own, replies) in enumerate(zip(tokens, before)):
-        puzzle = puzzles[i // G]
-        text, spans, turns = decode(policy, own, replies)
-        decoded.append((text, spans))
-        grades.append(grade(text, puzzle, turns) if several_turns else grade(text, puzzle))
-    return decoded, grades
-
-
-def grader(policy: Policy, s: Settings, step: int, *purpose: str) -> Callable[..., dict[str, float]]:
-    """The policy's `grade`; or with --reward random, a control, a fair coin for each response instead of its reward:
-    success must not rise. The format is graded as usual, but it is no part of the reward."""
-    coin = np.random.default_rng(seed_of("coin", s.seed, step, *purpose))
-    toss = lambda *response: policy.grade(*response) | dict.fromkeys(("reward", "answer"), float(coin.integers(2)))
-    return policy.grade if s.reward == "graded" else toss
+def decode_and_grade(policy: Policy, puzzles: list, tokens: list[list[int]],
+                     before: Replies) -> tuple[list[tuple[str, list, list]], list[dict[str, float]]]:
+    """Text, token spans and turns, and the grades, of each of B responses: its tokens, and the replies before these."""
+    decoded, G = [decode(policy, *response) for response in zip(tokens, before)], len(tokens) // len(puzzles)
+    return decoded, [policy.grade(text, puzzles[i // G], turns) for i, (text, _, turns) in enumerate(decoded)]

@@ -34,7 +34,7 @@ from grpo import update
 from plumbing.flags import new_parser
 from plumbing.metrics import standard_error
 from plumbing.progress import clock, one_sentence
-from plumbing.task_file import graded, load_task, part_weights
+from plumbing.task_file import load_task
 from plumbing.tokenizer import Tokenizer
 from plumbing.optimizer import Optimizer
 from plumbing.run_folder import copy_tokenizer
@@ -45,7 +45,7 @@ from tasks.text import TAGS
 from settings import Settings
 from start import load_policy, save_policy
 from train import evaluate
-from turns import context, replies
+from turns import interleave, replies
 
 FIRST_PART = 0.8  # share of the schedule
 BATCH, LR = 32, 3e-3
@@ -100,17 +100,17 @@ def written(task: ModuleType, puzzle: Any, rng: np.random.Generator, known: floa
     """The text of a demonstration, with its replies, and its grades."""
     text, turns = task.demonstrate(puzzle, rng, known), []
     if not isinstance(text, str):
-        turns = [text]
+        turns = text
         said = ["".join(task.reply(text[:i], puzzle, False)) for i in range(1, len(text))]
         text = "".join(map("".join, zip(text, [*said, ""])))
-    return text, graded(task, part_weights(task, {}), text, puzzle, *turns)
+    return text, Policy(None, None, task).grade(text, puzzle, turns)
 
 
-def learned(policy: Policy, puzzle: Any, response: list[int]) -> list[bool]:
-    """Which tokens of a text are learned from: not those of its prompt, nor of replies."""
-    before = replies(policy, puzzle, response[:-1])
-    return [False] * len(policy.prompt(puzzle)) + [
-        own for t in range(len(response)) for own in [False] * len(before.get(t, ())) + [True]]
+def whole(policy: Policy, puzzle: Any, response: list[int]) -> tuple[list[int], list[bool]]:
+    """A text, with its prompt and replies, and which of its tokens are learned from: those of the response."""
+    prompt, before = policy.prompt(puzzle), replies(policy, puzzle, response[:-1])
+    own = interleave([True] * len(response), {t: [False] * len(said) for t, said in before.items()})
+    return prompt + interleave(response, before), [False] * len(prompt) + own
 
 
 def batches(policy: Policy, puzzles: list, steps: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -120,9 +120,7 @@ def batches(policy: Policy, puzzles: list, steps: int, seed: int) -> Iterator[tu
         if not pool:
             known = policy.task.KNOWN[step >= FIRST_PART * steps]
             chosen = [puzzles[i] for i in rng.integers(len(puzzles), size=16 * BATCH)]
-            rows = [(puzzle, demonstration(policy, puzzle, rng, known)) for puzzle in chosen]
-            rows = [(context(policy, puzzle, response[:-1]) + response[-1:], learned(policy, puzzle, response))
-                    for puzzle, response in rows]
+            rows = [whole(policy, puzzle, demonstration(policy, puzzle, rng, known)) for puzzle in chosen]
             rows.sort(key=lambda row: len(row[0]))
             pool = [rows[i : i + BATCH] for i in range(0, len(rows), BATCH)]
             rng.shuffle(pool)

@@ -4,32 +4,34 @@ On a GPU a decode step is a CUDA graph: its kernels are recorded once and replay
 for Python else. A replay has the same shapes each time. So it computes all B rows, those that have ended, too, and
 attention looks at all columns of the cache, of which the unused ones are at a position that nobody has reached.
 """
-from typing import Callable
+from typing import Any, Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from qwen2_model import Cache, Qwen2
-
 REPLAYED_ON = {"cuda"}  # devices that replay a recorded step: 2.4 times as fast there
 
 
-def ready_to_sample(model: Qwen2, cache: Cache, room: int) -> tuple[Callable, Cache]:
-    """What computes the states of new tokens (R, 1) behind a cache, as model.hidden does, and a cache for it, with room
-    for as many of them."""
+def ready_to_sample(model: Any, cache: Any, room: int) -> "tuple[Callable, Roomy]":
+    """What computes the states of new tokens (R, 1) behind a Cache of qwen2_model.py, as model.hidden does, and what
+    stands in for it then, with room for as many of them."""
     if cache.length.device.type in REPLAYED_ON:
         recorded = Replayed(model, cache, room)
         return recorded.hidden, recorded
     return model.hidden, Roomy(cache, room)
 
 
-class Roomy(Cache):
-    """A cache that is filled in place, without gradient, and lets rows go."""
+class Roomy:
+    """A Cache that is filled in place, without gradient, and lets rows go."""
 
-    def __init__(self, cache: Cache, room: int):
+    def __init__(self, cache: Any, room: int):
         self.keys, self.values = ([F.pad(x, (0, 0, 0, room)) for x in side] for side in (cache.keys, cache.values))
-        self.position, self.length = cache.position, cache.length
+        self.cache, self.advance, self.mask = cache, cache.advance, cache.mask  # which know the positions
+
+    @property
+    def position(self) -> Tensor:
+        return self.cache.position
 
     def extend(self, layer: int, past: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         keys, values = (x[:, :, : past + 1] for x in (self.keys[layer], self.values[layer]))
@@ -42,27 +44,27 @@ class Roomy(Cache):
         Few rows are copied: of the first `count` places, those whose row ended are gaps, and as many running rows lie
         beyond `count`; the k-th gap takes the k-th of them. Running 1 0 1 1 0: row 3 moves into gap 1, order 0 3 2.
         """
-        count, C = int(running.sum()), self.position.shape[1]
+        count, C, cache = int(running.sum()), self.position.shape[1], self.cache
         order = torch.arange(count, device=running.device)  # (count,) the old index of the row in each place
         gaps = (~running[:count]).nonzero()[:, 0]
         order[gaps] = running[count:].nonzero()[:, 0] + count
         for x in (*self.keys, *self.values):
             x[gaps, :, :C] = x[order[gaps], :, :C]
         self.keys, self.values = [x[:count] for x in self.keys], [x[:count] for x in self.values]
-        self.position, self.length = self.position[order], self.length[order]
+        cache.position, cache.length = cache.position[order], cache.length[order]
         return order
 
 
 class Replayed(Roomy):
     """Of all B rows. Without a CUDA device nothing is recorded: for tests."""
 
-    def __init__(self, model: Qwen2, cache: Cache, room: int):
+    def __init__(self, model: Any, cache: Any, room: int):
         super().__init__(cache, room)
-        self.model, (B, past) = model, cache.position.shape
+        self.model, self.advance, (B, past) = model, self.advance_all, cache.position.shape
         self.rows = torch.arange(B, device=cache.length.device)  # (B',) the running ones
         self.token, self.column = torch.zeros_like(self.rows)[:, None], self.rows.new_tensor([past - 1])  # the latest
-        self.position = F.pad(cache.position, (0, room), value=2**62)  # (B, columns) a row never gets that far
-        self.changing = self.position, self.length, self.column
+        cache.position = F.pad(cache.position, (0, room), value=2**62)  # (B, columns) a row never gets that far
+        self.changing = cache.position, cache.length, self.column
         self.graph = self.record() if self.token.is_cuda else None
 
     def record(self) -> "torch.cuda.CUDAGraph":
@@ -78,7 +80,7 @@ class Replayed(Roomy):
             self.output = self.model.hidden(self.token, self)  # (B, 1, D) where each replay leaves its result
         return graph
 
-    def hidden(self, tokens: Tensor, _: Cache) -> Tensor:
+    def hidden(self, tokens: Tensor, _: Any) -> Tensor:
         """The states (B', 1, D) of new tokens (B', 1)."""
         self.token[self.rows] = tokens
         if self.graph is None:
@@ -94,9 +96,9 @@ class Replayed(Roomy):
 
     # What a model asks of its cache, in fixed shapes.
 
-    def advance(self, S: int) -> Tensor:
-        own = self.length[:, None].clone()  # (B, 1)
-        self.length += 1  # in place, for the graph
+    def advance_all(self, S: int) -> Tensor:
+        own = self.cache.length[:, None].clone()  # (B, 1)
+        self.cache.length += 1  # in place, for the graph
         self.column += 1
         self.position.index_copy_(1, self.column, own)
         return own

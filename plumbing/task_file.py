@@ -81,11 +81,6 @@ def check_pieces(found: str | tuple, function: str) -> tuple[str, ...]:
     return pieces
 
 
-def part_weights(task: Any, given: dict[str, float]) -> dict[str, float]:
-    """The weight of each part of the reward: those given, else the task's PARTS; its grade's own "reward" without."""
-    return getattr(task, "PARTS", {"reward": 1.0}) | given
-
-
 def read_weights(text: str) -> dict[str, float]:
     """The weights in `answer=1,format=0`; ValueError where that is none."""
     try:

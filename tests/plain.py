@@ -28,25 +28,20 @@ def plain_logprobs(model, prompts: list[list[int]], tokens: Tensor, mask: Tensor
     return torch.stack(rows)
 
 
-def plain_update(model, prompts: list[list[int]], batch, credit: Tensor, reference=None, kl: float = 0.0,
-                 clip: tuple[float, float] = (0.2, 0.2), unbiased: bool = False) -> Tensor:
-    """The loss of a step, a scalar; adds its gradient to the parameters'. prompts: one for each puzzle.
+def plain_update(model, prompts: list[list[int]], batch, credit: Tensor, kl: float, clip: tuple[float, float],
+                 unbiased: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """The loss of a step, a scalar, each token's ratio and its k3 (B, T); adds the loss's gradient to the parameters'.
 
     PPO's clipped objective minus kl times the k3 estimate of the KL divergence, averaged over each response's tokens.
-    unbiased: the ratio multiplies that estimate.
+    unbiased: the ratio multiplies that estimate. prompts: one for each response.
     """
-    repeated = [prompts[puzzle] for puzzle in batch.group.tolist()]  # one per response
-    logprob = plain_logprobs(model, repeated, batch.tokens, batch.mask)  # (B, T)
-    ratio = (logprob - batch.logprob).exp()  # (B, T)
-    gain = torch.minimum(ratio * credit, ratio.clamp(1 - clip[0], 1 + clip[1]) * credit)  # (B, T)
-    if reference is not None:
-        with torch.no_grad():
-            reference_logprob = plain_logprobs(reference, repeated, batch.tokens, batch.mask)  # (B, T)
-        d = reference_logprob - logprob  # (B, T)
-        gain = gain - kl * (d.exp() - d - 1) * (ratio if unbiased else 1)
+    logprob = plain_logprobs(model, prompts, batch.tokens, batch.mask)  # (B, T)
+    ratio, d = (logprob - batch.logprob).exp(), batch.ask.reference_logprob - logprob  # (B, T) each
+    k3 = (d.exp() - d - 1) * (ratio if unbiased else 1)  # (B, T)
+    gain = torch.minimum(ratio * credit, ratio.clamp(1 - clip[0], 1 + clip[1]) * credit) - kl * k3  # (B, T)
     loss = -((gain * batch.mask).sum(1) / batch.mask.sum(1)).mean()
     loss.backward()
-    return loss.detach()
+    return loss.detach(), ratio.detach(), k3.detach()
 
 
 def flat_gradient(model, total: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from fractions import Fraction
 import pytest
 
 import countdown_task as task
-from countdown_task import Puzzle, can_make, expression
+from countdown_task import Puzzle, can_make, derivations, expression
 from tests.fixtures import spans_of
 from tests.plain import expressions
 
@@ -30,7 +30,7 @@ def test_solutions_are_the_expressions_of_brute_force(numbers):
     for target in (*range(-5, 100), *fractions):
         assert can_make(numbers, target) == (target in reached), target
     for target, whole in itertools.product((-1, 0, 4, 5, 7, 24), (False, True)):
-        solutions = task.solutions(Puzzle(numbers, target), whole)
+        solutions = [steps for value, steps in derivations(numbers, whole) if value == target]
         assert bool(solutions) == (target in (whole_ones if whole else reached))
         for solution in solutions[::9]:
             text = expression(numbers, solution)
@@ -52,13 +52,6 @@ def universe(count=3, low=1, high=20, max_target=100):
     """Every puzzle of `count` sorted numbers from low to high whose target can be reached with whole numbers alone."""
     sets = itertools.combinations_with_replacement(range(low, high + 1), count)
     return {(numbers, int(v)) for numbers in sets for v in all_values(numbers, True) if 1 <= v <= max_target}
-
-
-@pytest.mark.parametrize("ranges", [(2, 1, 6, 30), (3, 4, 7, 10), (2, 0, 3, 5), (4, 9, 10, 40), (1, 3, 9, 7)])
-def test_targets_are_what_brute_force_finds(ranges):
-    count, low, high, most = ranges
-    sets = itertools.combinations_with_replacement(range(low, high + 1), count)
-    assert [(n, target) for n in sets for target in task.targets(n, most)] == sorted(universe(*ranges))
 
 
 def test_split_is_a_fixed_hash_and_ignores_the_order_of_the_numbers():
@@ -94,16 +87,16 @@ def test_reader_accepts_rows_of_countdown_tasks_3to4_and_says_what_is_wrong(tmp_
     """Guards against a row that is read as another puzzle, as [True, 44.0] can be."""
     path, good = tmp_path / "data.jsonl", '{"target": 98, "nums": [44, 19, 35]}'
     path.write_bytes(f'{good}\r\n{{"nums": [3, 3, 0], "target": 0, "id": "x"}}'.encode())
-    assert task.read_puzzles(path) == task.read_puzzles(str(path)) == [((44, 19, 35), 98), ((3, 3, 0), 0)]
+    assert sorted(task.load("all", path=str(path))) == [((3, 3, 0), 0), ((44, 19, 35), 98)]
     malformed = [f'{{"target": 3, "nums": {nums}}}' for nums in ("[]", '"44"', "[-44]", "[44.0]", "[true]")]
     for line in ("98", '{"nums": [1, 2]}', '{"nums": [3, 4], "target": "98"}', *malformed):
         path.write_text("\n".join([good, good, line, good]))
         with pytest.raises(ValueError, match=r"data\.jsonl, line 3: expected .*nums.*target"):
-            task.read_puzzles(path)
+            task.load("all", path=str(path))
     (tmp_path / "train.parquet").write_bytes(b"PAR1")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(ValueError, match="pip install pyarrow"):
-        task.read_puzzles(tmp_path / "train.parquet")
+        task.load("all", path=str(tmp_path / "train.parquet"))
 
 
 def test_a_split_of_a_file_does_not_depend_on_its_rows(tmp_path):
@@ -158,16 +151,11 @@ def test_an_expression_in_the_notation_of_a_chat_model(text, answer, numbers, ta
 
 
 @pytest.mark.filterwarnings("error")  # of Python's parser
-@pytest.mark.parametrize("sentence, texts", [
-    ("division by zero", ["1/0", "5/(2-1-1)"]),
-    ("more than 32 nested", ["(" * 33 + "1" + ")" * 33, "(1)+" * 9 + "(" * 33, "(" * 200]),
-    ("only [+] - [*] /", ["95**96**97", "9//2", "()", "1(2)+3"]),
-    ("not an arithmetic", ["", "(1", "(1)2", "1+", "007", "1e9", "1\n", "\u0663+1", "2\u00b2", "\ud800", "[1]",
-                           "print(1)", "1" + "+1" * 128, "9" * 10_000, "(" * 257])])
-def test_an_expression_has_no_powers_code_foreign_digits_and_endless_input(sentence, texts):
-    for text in texts:
-        with pytest.raises(ValueError, match=sentence):
-            task.expression_value(text)
+def test_an_expression_has_no_powers_code_foreign_digits_and_endless_input():
+    for text in ("1/0", "5/(2-1-1)", "(" * 33 + "1" + ")" * 33, "(1)+" * 9 + "(" * 33, "(" * 200, "95**96**97", "9//2",
+                 "()", "1(2)+3", "", "(1", "(1)2", "1+", "007", "1e9", "1\n", "\u0663+1", "2\u00b2", "\ud800", "[1]",
+                 "print(1)", "1" + "+1" * 128, "9" * 10_000, "(" * 257):
+        assert task.expression_value(text) is None, text
 
 
 @pytest.mark.parametrize("pieces, roles, answer", [

@@ -66,8 +66,5 @@ EDITED = st.builds(lambda text, at, new: text[: at % len(text)] + new + text[at 
 @example("100*" * 60 + "1")
 @example("-" * 255 + "1")
 def test_values_agree_with_python(text):
-    try:
-        value = task.expression_value(text)
-    except ValueError:
-        value = None
+    value = task.expression_value(text)
     assert value == value_by_eval(text) and isinstance(value, Fraction | None)

@@ -1,4 +1,4 @@
-"""Adapters against PEFT on small random models, by finite differences, and as a whole run writes and reads them."""
+"""Adapters against PEFT on small random models, and as a whole run writes and reads them."""
 import json
 import shutil
 from contextlib import nullcontext
@@ -13,14 +13,13 @@ import countdown_task
 import start
 import train
 from grpo import update
-from lora import adapters, add_adapters, load_adapters, merged, peft_tensors, save_adapters
+from lora import add_adapters, load_adapters, merged, peft_tensors, save_adapters
 from models import talk
 from plumbing.optimizer import Optimizer
 from plumbing.runs import read_metrics
 from queries import Queries
 from qwen2_model import load_model, save_model
 from rollout import rollout
-from sampler import response_logprobs
 from settings import Settings
 from tests.fixtures import BUNDLED
 from tests.random_checkpoints import FAMILIES, assert_close, hf_model, random_tokens
@@ -65,6 +64,7 @@ def test_logits_gradients_and_a_step_of_adamw_are_those_of_peft(family, tmp_path
                                (0.01, adamw, torch.optim.AdamW)):
         before = {name: x.clone() for name, x in peft_tensors(model).items()}
         theirs = theirs([p for p in peft.parameters() if p.requires_grad], rate, weight_decay=0.0)
+        model.checkpoint_activations = mine is not adamw
         for optimizer, logits in ((mine, model(tokens)), (theirs, peft(tokens).logits)):
             optimizer.zero_grad()
             (logits * weight).sum().backward()
@@ -91,35 +91,6 @@ def test_a_new_adapter_changes_nothing_and_has_the_distribution_of_peft(family, 
         assert mine.shape == x.shape and mine.dtype == x.dtype and torch.equal(mine, peft_tensors(again)[name])
         bound = x.shape[1] ** -0.5 * ("lora_A" in name)
         assert 0.9 * bound <= min(x.abs().max(), mine.abs().max()) <= max(x.abs().max(), mine.abs().max()) <= bound
-
-
-def test_gradients_by_finite_differences(random_model):
-    """With layers that are computed again, and the log-probs of an update."""
-    add_adapters(random_model, 2, 7.0, 0)
-    random_model.checkpoint_activations = True
-    for adapter in adapters(random_model).values():
-        torch.nn.init.normal_(adapter.B, std=0.1)
-    tokens, mask = torch.randint(20, (3, 5)), torch.tensor([5, 3, 1])[:, None] > torch.arange(5)
-    value = lambda: (response_logprobs(random_model, [[1, 2], [3]], torch.tensor([0, 0, 1]), tokens, mask)
-                     * torch.linspace(-1, 1, 15).view(3, 5)).sum()
-    value().backward()
-    weights, found = [p for adapter in adapters(random_model).values() for p in adapter.parameters()], []
-    directions = [torch.randn_like(p) for p in weights]
-    for step in (1e-5, -2e-5):  # forwards, then backwards
-        for p, direction in zip(weights, directions):
-            p.data += step * direction
-        found.append(value().item())
-    slope = sum((p.grad * direction).sum().item() for p, direction in zip(weights, directions))
-    assert (found[0] - found[1]) / 2e-5 == pytest.approx(slope, rel=1e-5)
-
-
-def test_bfloat16_computes_the_same_up_to_rounding(tmp_path):
-    """Guards against an adapter that is lost, or added before its rounding."""
-    of_peft("qwen2", tmp_path)
-    tokens = random_tokens(4, 30)
-    exact, plain, got = (m(tokens).float() for m in (
-        ours(tmp_path), load_model(tmp_path / "base"), ours(tmp_path, torch.bfloat16)))
-    assert (got - exact).std() < 0.05 * (exact - plain).std()
 
 
 @pytest.mark.parametrize("family, tied, init", [

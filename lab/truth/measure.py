@@ -93,7 +93,7 @@ def roll(policy: Policy, puzzles: list, truth: dict, rows: np.ndarray, packets: 
         uniforms[i, :, : left[i]] = np.random.default_rng(seed_of("truth", seed, *key)).random((PACKET, left[i]))
     asked, taken = [(*one, context(policy, *one)) for one in begun], truth["token"][token].astype(int)  # m, (m,)
     samples, grades = continue_and_grade(policy, asked, torch.from_numpy(uniforms).flatten(0, 1), *(
-        torch.from_numpy(x.repeat(PACKET)) for x in (left, taken)), policy.grade)
+        torch.from_numpy(x.repeat(PACKET)) for x in (left, taken)))
     return np.array([grade["answer"] for grade in grades]).reshape(-1, PACKET), int(samples.mask.sum())
 
 
