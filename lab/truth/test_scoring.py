@@ -1,4 +1,6 @@
 """Scores of credit against the truth by plain loops."""
+import math
+
 import numpy as np
 import pytest
 
@@ -62,6 +64,24 @@ def test_location_by_hand():
     assert ts.top_tenth(np.array([7.0, 9, 7, 6] + [0] * 27)) == pytest.approx([1, 1, 1, 0.1] + [0] * 27)
     found = ts.share_of(truth, np.array([True, False, True, False]), ts.squares(truth))  # puzzles have 8 - 3, 15 + 2
     assert found[:3] == pytest.approx((23 / 22, 15 / 17, 8 / 5))
+
+
+def test_the_cosine_is_of_summed_gradients():
+    """Guards against a mean of the puzzles' cosines, and limits beyond 1."""
+    rng, Q = np.random.default_rng(0), 5
+    x = rng.normal(size=(Q, 9))
+    y = x * rng.random((Q, 1)) + 0.4 * rng.normal(size=(Q, 9))
+
+    def direct(left_out):
+        a, b = (np.delete(g, left_out, 0).sum(0) for g in (x, y))
+        return a @ b / np.linalg.norm(a) / np.linalg.norm(b)
+
+    half = 1.96 * (Q - 1) * np.std([direct([q]) for q in range(Q)], ddof=1) / Q**0.5
+    e = ts.cosine_of(x, y)
+    assert list(e[:3]) == pytest.approx([direct([]), direct([]) - half, min(direct([]) + half, 1)])
+    assert list(ts.cosine_of(x, -2 * x)[:3]) == pytest.approx([-1, -1, -1])
+    assert ts.cosine_of(x, -x - y).low >= -1
+    assert math.isnan(ts.cosine_of(x, 0 * x).value)
 
 
 def test_all_scores_put_every_method_in_its_place_and_column(monkeypatch):
