@@ -97,12 +97,18 @@ def refused(action, *arguments) -> str:
 
 
 @pytest.fixture
-def refusal(monkeypatch):
-    """The one sentence with which the `main` of a program refuses these words on its command line."""
-    def said(program, *words):
+def run_program(monkeypatch):
+    """Runs the `main` of a program with these words on its command line."""
+    def run(program, *words):
         monkeypatch.setattr(sys, "argv", ["program.py", *map(str, words)])
-        return refused(program.main)
-    return said
+        program.main()
+    return run
+
+
+@pytest.fixture
+def refusal(run_program):
+    """The one sentence with which a program refuses these words."""
+    return lambda *words: refused(run_program, *words)
 
 
 class FakeQueries:

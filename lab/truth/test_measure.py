@@ -3,7 +3,6 @@ import functools
 import itertools
 import json
 import re
-import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -186,15 +185,14 @@ def test_values_converge_to_those_of_all_continuations():
         f"{np.linalg.norm(truth['a_star_error'][tried]) / tried.sum() ** 0.5:.3f}"]
 
 
-def test_the_command(tmp_path, monkeypatch, refusal):
+def test_the_command(tmp_path, monkeypatch, run_program, refusal):
     """Guards against columns that a reader lacks, methods left out, a second call that begins again or fits the critic
     again, rollouts of other responses, and a traceback on Ctrl-C."""
     folder, resumed = tmp_path / "out", []
     words = ["--questions", 2, "--answers", 2, "--critic_batches", 1, "--max_new_tokens", 40, "--out", folder]
     monkeypatch.setattr(heads, "SIZE", 4)
     monkeypatch.setattr(statistics, "RESAMPLES", 100)
-    monkeypatch.setattr(sys, "argv", ["measure.py", *map(str, words), "--rollouts", "8"])
-    gt.main()
+    run_program(gt, *words, "--rollouts", 8)
     assert {p.name for p in folder.iterdir()} == {
         "ground_truth.npz", "critic.safetensors", "importance.safetensors", "scores.md", "truth.png"}
     truth, saved = read_truth(folder / "ground_truth.npz"), dict(np.load(folder / "ground_truth.npz"))
