@@ -1,6 +1,7 @@
 """Shared by the tests: the bundled tokenizer, a small random model, batches made by hand."""
 import itertools
 import os
+import re
 import sys
 from pathlib import Path
 from unittest import mock
@@ -164,6 +165,22 @@ def spans_of(pieces):
     """The spans of tokens given by their texts."""
     stops = list(itertools.accumulate(map(len, pieces)))
     return [(stop - len(piece), stop) for piece, stop in zip(pieces, stops)]
+
+
+class Pieces:
+    """A tokenizer whose tokens are whole pieces of text; token 0 ends a response. Of a prompt it reads the digits."""
+
+    end_tokens, chat, start = [0], False, []
+
+    def __init__(self, pieces):
+        self.pieces, self.size = pieces, len(pieces)
+
+    def encode(self, text):
+        return [int(digit) for digit in re.findall(r"\d", text)]
+
+    def decode(self, tokens):
+        pieces = [self.pieces[token] for token in tokens]
+        return "".join(pieces), spans_of(pieces)
 
 
 def make_written(pieces, advantages, groups=None, **fields) -> TokenBatch:

@@ -1,8 +1,6 @@
 """The truth about each token: values against the enumeration of all continuations, rollouts, the file, the command."""
 import functools
-import itertools
 import json
-import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -19,7 +17,7 @@ from lab.truth.file import by_response, read_truth
 from lab.truth.scoring import ALL, HALVES, RIGHT_SIZES, WITHIN
 from methods import MITIGATIONS
 from rollout import Policy, rollout
-from tests.fixtures import BUNDLED, make_written
+from tests.fixtures import BUNDLED, Pieces, make_written
 from tests.plain import exact_moments
 from tests.test_grpo import tiny
 from settings import Settings
@@ -29,24 +27,11 @@ PUZZLES = [Puzzle((1, 2), 3), Puzzle((1, 2), 1)]
 LIMIT = 4
 
 
-class Pieces:
-    """A tokenizer of five tokens, each a whole piece of text; 0 ends a response. It reads the digits of a prompt."""
-
-    start, end_tokens, size, chat = [], [0], len(PIECES), False
-
-    def encode(self, text):
-        return list(map(int, re.findall(r"\d", text)))
-
-    def decode(self, tokens):
-        stops = list(itertools.accumulate((len(PIECES[t]) for t in tokens), initial=0))
-        return "".join(PIECES[t] for t in tokens), list(zip(stops, stops[1:]))
-
-
 def tiny_policy():
     """A small random model that writes those tokens."""
     model = tiny(seed=1)
     model.real_vocab = len(PIECES)
-    return Policy(model, Pieces(), countdown_task)
+    return Policy(model, Pieces(PIECES), countdown_task)
 
 
 def described(policy, answers):
