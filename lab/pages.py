@@ -17,7 +17,7 @@ import inspect
 import re
 from pathlib import Path
 
-from lab.estimates import read_table
+from lab.statistics import read_table
 from methods import MITIGATIONS
 from plumbing.flags import new_parser
 from plumbing.progress import one_sentence

@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib import colors, patches
 from matplotlib.figure import Figure
 
-from lab.truth.file import by_response
+from lab.statistics import by_response
 from plumbing.report import MINUS, PLUS, WIDTH
 
 SHADES = colors.LinearSegmentedColormap.from_list("credit", (MINUS, "white", PLUS))

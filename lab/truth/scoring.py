@@ -12,9 +12,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from lab.estimates import cell
 from lab.heads import credit_gradients
-from lab.statistics import bootstrap, jackknife, rank_pair, share, sums, within
+from lab.statistics import bootstrap, cell, correlate, jackknife, ranks, share, sums, within
 from plumbing.progress import follow
 from plumbing.report import Estimate, Table
 from rollout import TokenBatch
@@ -37,11 +36,13 @@ class Score(NamedTuple):
 
 def score(x: np.ndarray, y: np.ndarray, truth: dict, cosine: Estimate) -> Score:
     """How close credit x (N,) is to the truth y (N,)."""
-    x, y = x.astype(float), y.astype(float)
-    spearman, within_spearman = rank_pair(x, y, truth)
-    return Score(spearman, cosine, share_of(truth, top_tenth(np.abs(x)), squares(truth)), within_spearman,
-                 within_pearson=within(x, y, truth, truth["packets"] > 0, False),
-                 solver=within(x, truth["reachable"], truth, truth["reachable_before"] == 1, True))
+    x, y, puzzle, size = x.astype(float), y.astype(float), truth["group"].astype(int), squares(truth)
+    tried, asked = truth["packets"] > 0, truth["reachable_before"] == 1
+    return Score(correlate(ranks(x), ranks(y), puzzle), cosine,
+                 location=bootstrap(share, sums(puzzle, size * top_tenth(np.abs(x)), size)),
+                 within_spearman=within(x, y, truth, tried, by_rank=True),
+                 within_pearson=within(x, y, truth, tried, by_rank=False),
+                 solver=within(x, truth["reachable"], truth, asked, by_rank=True))
 
 
 def squares(truth: dict) -> np.ndarray:
@@ -55,11 +56,6 @@ def top_tenth(x: np.ndarray) -> np.ndarray:
     _, index, tied = np.unique(-x, return_inverse=True, return_counts=True)
     larger = np.cumsum(tied) - tied
     return ((len(x) / 10 - larger) / tied).clip(0, 1)[index]
-
-
-def share_of(truth: dict, chosen: np.ndarray, size: np.ndarray) -> Estimate:
-    """The share of the sum of a size (N,) on chosen tokens, or parts of tokens (N,), with its interval over puzzles."""
-    return bootstrap(share, sums(truth["group"].astype(int), size * chosen, size))
 
 
 def updates_of(credits: list[np.ndarray], batch: TokenBatch) -> np.ndarray:

@@ -11,9 +11,9 @@ import countdown_task
 from countdown_task import Puzzle, grade
 from grpo import compare
 from lab import heads, statistics
-from lab.estimates import read_column
+from lab.statistics import by_response, read_column
 from lab.truth import measure as gt
-from lab.truth.file import by_response, read_truth
+from lab.truth.score import read_truth
 from lab.truth.scoring import ALL, HALVES, RIGHT_SIZES, WITHIN
 from methods import MITIGATIONS
 from rollout import Policy, rollout

@@ -7,7 +7,7 @@ import torch
 
 import countdown_task
 from grpo import compare
-from lab.estimates import read_cell, read_column
+from lab.statistics import read_cell, read_column
 from lab.truth import score as sc
 from lab.truth.measure import describe
 from methods import MITIGATIONS
