@@ -3,7 +3,7 @@ import itertools
 import os
 import re
 import sys
-from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -16,11 +16,11 @@ from matplotlib.text import Text
 
 import countdown_task
 from countdown_task import Puzzle
+from plumbing.launch import BUNDLED
 from plumbing.tokenizer import Tokenizer
 from qwen2_model import Qwen2, load_model, parse_config
 from rollout import Policy, TokenBatch
 
-BUNDLED = Path(__file__).parents[1] / "models" / "countdown-tiny"
 ANSWERS = ("hidden", "attention", "head", "reference_logprob", "logprob_without", "rollout_values", "generator")
 
 
@@ -112,16 +112,6 @@ def refusal(run_program):
     return lambda *words: refused(run_program, *words)
 
 
-class FakeQueries:
-    """Stands in for Queries: knows the answers that a test supplies, and fails when asked for anything else."""
-
-    def __init__(self, **answers):
-        vars(self).update({"generator": lambda name: torch.Generator().manual_seed(0)} | answers)
-
-    def __getattr__(self, name):
-        raise AssertionError(f"this method asked the model for {name}")
-
-
 def make_batch(lengths, advantages, groups=None, **fields) -> TokenBatch:
     """A TokenBatch with responses of the given lengths and a neutral value for each field that a test does not name.
 
@@ -154,11 +144,12 @@ def make_batch(lengths, advantages, groups=None, **fields) -> TokenBatch:
         spans=tuple([(0, 0)] * n for n in lengths),
         normalize="response",
     )
-    answers = {name: fields.pop(name) for name in ANSWERS if name in fields}
+    answers = {"generator": lambda name: torch.Generator().manual_seed(0)}
+    answers |= {name: fields.pop(name) for name in ANSWERS if name in fields}
     heads = {name: fields.pop(name) for name in ("critic", "process_critic", "importance") if name in fields}
     if heads:
         answers["head"] = heads.__getitem__
-    return TokenBatch(**neutral | fields, ask=FakeQueries(**answers))
+    return TokenBatch(**neutral | fields, ask=SimpleNamespace(**answers))
 
 
 def spans_of(pieces):
