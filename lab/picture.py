@@ -19,11 +19,6 @@ LETTERS, LINE = 84, 0.2  # letters in a line of tokens, and its height in inches
 FULL = 99  # percentile of the sizes that gets the full colour
 
 
-def scale_of(values: np.ndarray) -> float:
-    """The size that gets the full colour: a percentile of |values|; their maximum, or 1, where that is 0."""
-    return float(np.percentile(np.abs(values), FULL) or np.abs(values).max() or 1)
-
-
 def examples(truth: dict) -> list[np.ndarray]:
     """Where the tokens (L,) of a right and of a wrong response are: of those with some credit and a length that suits
     a picture, the ones with the largest |A*|."""
@@ -43,7 +38,8 @@ def draw(truth: dict, file: Path, credit: np.ndarray | None = None, name: str = 
         prompt = truth["prompts"][truth["response"][rows[0]]].replace("->", "→")
         verdict = "right" if truth["success"][rows[0]] > 0.5 else "wrong"
         for caption, values in measures.items():
-            scale = scale_of(values[np.concatenate(pair)])
+            sizes = np.abs(values[np.concatenate(pair)])
+            scale = np.percentile(sizes, FULL) or sizes.max() or 1.0  # the first that is not 0
             about = f"{prompt}, {verdict}. " * (values is truth["a_star"])  # once, above both
             heading = f"{about}{caption}, full colour at ±{scale:.2f}"
             blocks.append((textwrap.fill(heading, 120), truth["piece"][rows].tolist(), values[rows] / scale))
