@@ -156,8 +156,10 @@ def top_tokens(log: dict, tokenizer: Tokenizer) -> list[tuple[str, np.ndarray]]:
         sizes = np.bincount(which, np.abs(log["gradient"][log["role"] == role]))
         for token in tokens[np.argsort(-sizes, kind="stable")][:8].tolist():
             letters = tokenizer.bytes[token] or tokenizer.library.id_to_token(token).encode()  # an end token has none
-            text = report.code_span(repr(letters.decode("utf-8", "backslashreplace")))  # it may be a part of a letter
-            found.append((f"{name} {text}", (log["role"] == role) & (log["token"] == token)))
+            text = repr(letters.decode("utf-8", "backslashreplace"))  # it may be a part of a letter
+            fence = "`" + max(re.findall("`+", text), default="")  # of Markdown code, which no backquote in it ends
+            code = f"{fence} {text} {fence}" if len(fence) > 1 else f"`{text}`"
+            found.append((f"{name} {code}", (log["role"] == role) & (log["token"] == token)))
     return found
 
 

@@ -22,9 +22,9 @@ from lora import add_adapters, load_adapters, merged, save_adapters
 from methods import MITIGATIONS  # all credit functions, by name: those of mitigations.py and of methods/
 from methods.heads import HEADS, load_head, save_head
 from mitigations import NORMALIZATIONS
+from plumbing.files import require
 from plumbing.flags import Arguments, changed, check_device, load_function, parse
-from plumbing.launch import (announce, arithmetic_for, as_if_nothing_was_drawn, check, check_needs, check_puzzles,
-                             with_model)
+from plumbing.launch import announce, arithmetic_for, as_if_nothing_was_drawn, check, check_puzzles, lacking, with_model
 from plumbing.metrics import step_columns
 from plumbing.optimizer import Optimizer
 from plumbing.processes import check_equal, join
@@ -140,7 +140,9 @@ def load_policy(s: Settings, task: ModuleType | None = None, needs: tuple[str, .
         add_adapters(model, s.lora_rank, s.lora_alpha, seed_of("adapters", s.seed))
     if s.adapter:
         load_adapters(model, s.adapter, s.lora_rank, s.lora_alpha, s.model)
-    check_needs(needs, task, HEADS, s)
+    missing = lacking(needs, task, HEADS)
+    require(not missing, f"--mitigation {s.mitigation} needs {', '.join(missing)}, which is neither a function of the "
+            f"task {s.task} nor a head ({', '.join(HEADS)})")
     heads = {name: load_head(name, s.model, model) for name in HEADS if name in needs}
     # What deepcopy finds here it does not copy: with LoRA, all but the adapters.
     shared = {id(p): p for p in model.parameters() if not p.requires_grad}

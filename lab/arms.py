@@ -25,8 +25,7 @@ from typing import Callable, Iterable, NamedTuple
 import numpy as np
 
 from lab import quiet
-from lab.estimates import points
-from lab.statistics import holm
+from lab.statistics import holm, points
 from plumbing.comparison import Group
 from plumbing.files import replace_file, require
 from plumbing.flags import new_parser

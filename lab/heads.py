@@ -1,7 +1,10 @@
-"""What the rooms ask of a fixed model: its responses, the heads that some methods need, and the methods they allow."""
+"""What the rooms ask of a fixed model: responses, gradients, heads that some methods need, and the methods allowed."""
 from pathlib import Path
 from types import ModuleType
-from typing import Iterable
+from typing import Iterable, Iterator
+
+import torch
+from torch import Tensor
 
 from grpo import compare
 from methods import MITIGATIONS
@@ -10,7 +13,8 @@ from plumbing.launch import lacking
 from plumbing.progress import follow
 from plumbing.registry import CreditFunction, required
 from queries import Queries
-from rollout import Policy, TokenBatch, rollout
+from rollout import Policy, TokenBatch, responses, rollout
+from sampler import response_logprobs
 from settings import Settings
 
 SIZE, PUZZLES = 96, 100  # responses in a batch; batches after which the puzzles repeat
@@ -26,6 +30,17 @@ def sample(policy: Policy, puzzles: list, answers: int, key: tuple[int, int]) ->
     batch.ask = Queries(policy, batch, s, step)
     batch.advantage = compare(batch)
     return batch
+
+
+def credit_gradients(batch: TokenBatch, credits: Tensor, size: int) -> Iterator[Tensor]:
+    """For every `size` responses, which must answer one puzzle, the gradients (M, P) of sum credit * log pi in all P
+    parameters, one for each of the credits (M, B, T)."""
+    model, T = batch.ask.policy.model, batch.tokens.shape[1]
+    for rows in torch.arange(len(batch.text)).split(size):
+        logprob = response_logprobs(model, *responses(batch, rows))[:, :T]  # (size, T)
+        parts = [torch.autograd.grad(logprob, list(model.parameters()), credit[rows], retain_graph=True)
+                 for credit in credits]
+        yield torch.stack([torch.cat([g.flatten() for g in part]) for part in parts])
 
 
 def fitted_methods(task: ModuleType, heads: Iterable[str] = FITTED) -> dict[str, CreditFunction]:

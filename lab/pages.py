@@ -17,8 +17,9 @@ import inspect
 import re
 from pathlib import Path
 
-from lab.estimates import read_table
+from lab.statistics import read_table
 from methods import MITIGATIONS
+from plumbing.files import require
 from plumbing.flags import new_parser
 from plumbing.progress import one_sentence
 from plumbing.registry import CreditFunction, required
@@ -36,8 +37,7 @@ def fill(match: re.Match) -> str:
     header, rows = read_table(ROOT / file, title)
     names, shown = columns.split("; "), wanted.split("; ") if wanted else [row[0] for row in rows]
     missing = set(names) - set(header) | set(shown) - {name for row in rows for name in names_of(row)}
-    if missing:
-        raise ValueError(f"the table {title} of {file} has no {', '.join(sorted(missing))}")
+    require(not missing, f"the table {title} of {file} has no {', '.join(sorted(missing))}")
     chosen = [[row[header.index(name)] for name in names] for row in rows if names_of(row) & set(shown)]
     table = str(Table("", "", names, chosen)).split("\n\n", 1)[1]
     return f"{match.group().splitlines()[0]}\n{table}<!-- end -->"
@@ -67,8 +67,7 @@ def findings() -> str:
     lines = ["| script | package and version | guessed | seen |", "|---|---|---|---|"]
     for script in sorted((ROOT / "findings").glob("*.sh")):
         found = FINDING.match(script.read_text(encoding="utf-8"))
-        if not found:
-            raise ValueError(f"{script} does not begin with what was guessed, what is seen, and the versions")
+        require(found, f"{script} does not begin with what was guessed, what is seen, and the versions")
         guessed, seen, packages = (text.replace("\n# ", " ") for text in found.groups())
         lines.append(f"| [{script.stem}]({script.name}) | {packages} | {guessed} | {seen} |")
     return "\n".join(lines) + "\n"

@@ -10,18 +10,13 @@ import numpy as np
 from matplotlib import colors, patches
 from matplotlib.figure import Figure
 
-from lab.truth.file import by_response
+from lab.statistics import by_response
 from plumbing.report import MINUS, PLUS, WIDTH
 
 SHADES = colors.LinearSegmentedColormap.from_list("credit", (MINUS, "white", PLUS))
 FONT, LETTER = "DejaVu Sans Mono", 0.60205  # comes with matplotlib; width of each of its letters in parts of its size
 LETTERS, LINE = 84, 0.2  # letters in a line of tokens, and its height in inches
 FULL = 99  # percentile of the sizes that gets the full colour
-
-
-def scale_of(values: np.ndarray) -> float:
-    """The size that gets the full colour: a percentile of |values|; their maximum, or 1, where that is 0."""
-    return float(np.percentile(np.abs(values), FULL) or np.abs(values).max() or 1)
 
 
 def examples(truth: dict) -> list[np.ndarray]:
@@ -43,7 +38,8 @@ def draw(truth: dict, file: Path, credit: np.ndarray | None = None, name: str = 
         prompt = truth["prompts"][truth["response"][rows[0]]].replace("->", "→")
         verdict = "right" if truth["success"][rows[0]] > 0.5 else "wrong"
         for caption, values in measures.items():
-            scale = scale_of(values[np.concatenate(pair)])
+            sizes = np.abs(values[np.concatenate(pair)])
+            scale = np.percentile(sizes, FULL) or sizes.max() or 1.0  # the first that is not 0
             about = f"{prompt}, {verdict}. " * (values is truth["a_star"])  # once, above both
             heading = f"{about}{caption}, full colour at ±{scale:.2f}"
             blocks.append((textwrap.fill(heading, 120), truth["piece"][rows].tolist(), values[rows] / scale))

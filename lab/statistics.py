@@ -1,10 +1,13 @@
-"""What the rooms compute alike: correlations, intervals over puzzles, batches and methods, and Holm's correction."""
+"""What the rooms compute alike: correlations, intervals, Holm's correction; cells of tables, written and read back."""
 import math
+import re
+from pathlib import Path
 from typing import Callable
 
 import numpy as np
 
-from plumbing.report import Estimate
+from plumbing.files import require
+from plumbing.report import Estimate, pm
 
 RESAMPLES = 2000  # of the bootstrap
 
@@ -62,6 +65,11 @@ def share(s: np.ndarray) -> np.ndarray:
     return s[..., 0] / s[..., 1]
 
 
+def by_response(columns: dict) -> list[np.ndarray]:
+    """The rows (L,) of each of the B responses."""
+    return np.split(np.arange(len(columns["position"])), np.flatnonzero(columns["position"] == 0)[1:])
+
+
 def centred(x: np.ndarray, response: np.ndarray, by_rank: bool) -> np.ndarray:
     """Values (n,), or their ranks as shares, minus the mean of their response; exactly 0 where it has but one value."""
     out = np.zeros(len(x))
@@ -79,14 +87,41 @@ def within(x: np.ndarray, y: np.ndarray, columns: dict, use: np.ndarray, by_rank
     return correlate(x, y, columns["group"][use].astype(int))
 
 
-def rank_pair(x: np.ndarray, y: np.ndarray, columns: dict) -> tuple[Estimate, Estimate]:
-    """Rank correlation of x and y (N,) over all tokens, and within responses over those with rollouts."""
-    everywhere = correlate(ranks(x), ranks(y), columns["group"].astype(int))
-    return everywhere, within(x, y, columns, columns["packets"] > 0, by_rank=True)
-
-
 def holm(p: dict[str, float]) -> set[str]:
     """The names whose differences are significant at 5% after Holm's correction for having looked at all of p."""
     known = sorted((value, name) for name, value in p.items() if not math.isnan(value))
     failed = [i for i, (value, _) in enumerate(known) if value > 0.05 / (len(known) - i)]
     return {name for _, name in known[: min(failed, default=len(known))]}  # after the first failure none counts
+
+
+def points(e: Estimate) -> str:
+    """A share in percent, or a difference in points, ± half of its interval."""
+    return pm(100 * e.value, 100 * (e.high - e.value), 1)
+
+
+def cell(e: Estimate, digits: int = 2) -> str:
+    """An estimate as `value (low to high)`; empty where there is no value."""
+    ends = f" ({e.low:.{digits}f} to {e.high:.{digits}f})" if np.isfinite(e.low) else ""
+    return f"{e.value:.{digits}f}{ends}" if np.isfinite(e.value) else ""
+
+
+def read_cell(text: str) -> Estimate:
+    """The estimate that `cell` or `pm` wrote."""
+    value, *ends = map(float, re.findall(r"-?\d+\.\d+", text) or ["nan"])
+    return Estimate(value, value - ends[0], value + ends[0]) if "±" in text else Estimate(value, *ends)
+
+
+def read_table(file: Path, title: str) -> tuple[list[str], list[list[str]]]:
+    """Header and rows, as text, of the table under a heading of a Markdown file."""
+    _, found, rest = file.read_text(encoding="utf-8").partition(f"## {title}\n")
+    lines = [line for line in rest.partition("\n## ")[0].splitlines() if line.startswith("|")]
+    require(found and lines, f"{file} has no table with the heading {title}")
+    header, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
+    return header, rows
+
+
+def read_column(file: Path, title: str, column: str) -> dict[str, Estimate]:
+    """The estimates in a column of such a table, by the first cell of their row."""
+    header, rows = read_table(file, title)
+    require(column in header, f"the table {title} of {file} has no column {column}: an older version wrote it")
+    return {row[0]: read_cell(row[header.index(column)]) for row in rows}

@@ -53,13 +53,12 @@ def rewrite(room, old, new):
     file.write_text(file.read_text().replace(old, new))
 
 
-def test_a_room_comes_out_again_and_what_differs_is_named(room, refusal, capsys, monkeypatch):
+def test_a_room_comes_out_again_and_what_differs_is_named(room, run_program, refusal, capsys):
     """Guards against today's rows, a maker of today's tree, and a published file that is compared with itself; a file
     that was edited, by hand or along with its sum, one that nothing makes, a picture of something else taken for other
     fonts, a maker that fails in silence, and a traceback in an unpacked archive or a shallow clone."""
     for words, said in ((["toy"], "table.md: equal\npicture.png: equal\n"), ([], "toy: python make.py\n")):
-        monkeypatch.setattr(redo.sys, "argv", ["redo", *words])
-        redo.main()
+        run_program(redo, *words)
         assert capsys.readouterr().out == said
     before = digest(room / "table.md")
     (room / "table.md").write_text("2\n5\n")

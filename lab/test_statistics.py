@@ -4,14 +4,8 @@ import math
 import numpy as np
 import pytest
 
-from lab.estimates import cell, read_cell
-from lab.statistics import RESAMPLES, bootstrap, correlate, holm, ranks, resampled, share, sums
+from lab.statistics import RESAMPLES, bootstrap, cell, correlate, holm, read_cell, resampled, share, sums
 from plumbing.report import Estimate, pm
-
-
-def test_equal_values_share_their_rank():
-    """Guards against ranks of ties by place, and ranks from 0."""
-    assert ranks(np.array([5.0, 1, 1, 7, 5, 5])).tolist() == [4, 1.5, 1.5, 6, 4, 4]
 
 
 def test_the_bootstrap_draws_whole_puzzles():

@@ -2,6 +2,7 @@
 import functools
 import json
 import re
+from contextlib import suppress
 from datetime import datetime
 from typing import Any, Callable
 
@@ -70,8 +71,6 @@ def example(tokenizer: Any) -> str:
     if tokenizer.template:
         compiler()  # says so where Jinja is missing
     for messages in (DUMMIES, [SYSTEM, *DUMMIES]):
-        try:
+        with suppress(ValueError):
             return rendered(tokenizer, messages)
-        except ValueError:
-            continue
     return ""

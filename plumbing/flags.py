@@ -10,10 +10,9 @@ from typing import Any, Callable, NamedTuple
 
 import torch
 
-from plumbing.files import check_fields, read_json
+from plumbing.files import check_fields, read_json, require
 from plumbing.processes import leads
 from plumbing.progress import fail
-from plumbing.registry import require
 from plumbing.runs import read_config
 from settings import Settings
 

@@ -61,9 +61,7 @@ def arithmetic_for(dtype: str, device: str) -> str:
 
     One that has no arithmetic for bfloat16 takes 4 to 8 times as long.
     """
-    def slow() -> bool:
-        return product_seconds(torch.bfloat16) > 1.5 * product_seconds(torch.float32)
-
+    slow = lambda: product_seconds(torch.bfloat16) > 1.5 * product_seconds(torch.float32)
     return "float32" if dtype == "bfloat16" and device == "cpu" and first_alone(slow) else dtype
 
 
@@ -97,13 +95,6 @@ def as_if_nothing_was_drawn(device: torch.device) -> Iterator[None]:
         yield
     random.setstate(states[0])
     np.random.set_state(states[1])
-
-
-def check_needs(needs: tuple[str, ...], task: ModuleType, heads: Iterable[str], s: Settings) -> None:
-    """ValueError where a run can't provide what its credit function needs."""
-    missing = lacking(needs, task, heads)
-    require(not missing, f"--mitigation {s.mitigation} needs {', '.join(missing)}, which is neither a function of the "
-            f"task {s.task} nor a head ({', '.join(heads)})")
 
 
 def lacking(needs: tuple[str, ...], task: ModuleType, heads: Iterable[str]) -> list[str]:

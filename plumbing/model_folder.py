@@ -5,8 +5,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from plumbing.files import check_fields, read_json, read_tensors
-from plumbing.registry import require
+from plumbing.files import check_fields, read_json, read_tensors, require
 
 # Tokenizers, chat templates and the defaults of `generate`, but not optimizer states or weights in other formats.
 BESIDE = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "chat_template*",

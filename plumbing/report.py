@@ -1,7 +1,6 @@
 """Estimates with their intervals, the Markdown tables that show them, and the look of pictures."""
 import math
 import os
-import re
 from typing import NamedTuple
 
 import numpy as np
@@ -97,12 +96,6 @@ class Table(NamedTuple):
         lines = [[f" {text:{'>' if i else '<'}{widths[i]}} " for i, text in enumerate(row)] for row in cells]
         lines.insert(1, ["-" * (width + 1) + (":" if i else "-") for i, width in enumerate(widths)])
         return f"## {self.title}\n{self.note}\n\n" + "".join(f"|{'|'.join(line)}|\n" for line in lines)
-
-
-def code_span(text: str) -> str:
-    """A text of one line as Markdown code; whatever backquotes it has end nothing."""
-    fence = "`" + max(re.findall("`+", text), default="")
-    return f"{fence} {text} {fence}" if len(fence) > 1 else f"`{text}`"
 
 
 def pm(mean: float, error: float, digits: int = 3) -> str:

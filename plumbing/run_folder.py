@@ -76,7 +76,12 @@ class Writer(NamedTuple):
         if state["step"] > 0:
             metrics = check_logs(run, state, {*self.logged})
             check_columns(run, columns)
-            restore(run, state, self.learners)
+            try:
+                for name, learner in self.learners.items():
+                    learner.load_state_dict(state["learners"][name])
+            except (KeyError, TypeError, AttributeError, RuntimeError, ValueError):
+                raise ValueError(f"{run / STATE} does not fit this run's model: put back the one that it "
+                                 "wrote") from None
         gather([None])  # all have read the folder before the first one changes it
         first_alone(lambda: reopen_run(run, state, self.settings.steps, columns))
         return state["step"], {name: float(x[-1]) for name, x in metrics.items() if not np.isnan(x[-1])}
@@ -257,15 +262,6 @@ def check_logs(run: Path, state: dict, logged: set[str]) -> dict[str, np.ndarray
     require(before == now, f"{run / 'credit'} has {before} of batch.log, but the trial step {now}: log the same names, "
             "or start a new run")
     return metrics
-
-
-def restore(run: Path, state: dict, learners: dict) -> None:
-    """Load the state of each learner. ValueError when the file belongs to another model."""
-    try:
-        for name, learner in learners.items():
-            learner.load_state_dict(state["learners"][name])
-    except (KeyError, TypeError, AttributeError, RuntimeError, ValueError):
-        raise ValueError(f"{run / STATE} does not fit this run's model: put back the one that it wrote") from None
 
 
 def reopen_run(run: Path, state: dict, steps: int, columns: Iterable[str]) -> None:

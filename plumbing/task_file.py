@@ -1,5 +1,4 @@
 """A task's file, found by its name or a path, and checks of what its functions return."""
-import importlib
 import importlib.util
 import math
 import sys

@@ -12,7 +12,7 @@ from tokenizers import AddedToken
 from tokenizers.pre_tokenizers import ByteLevel
 
 from plumbing.chat import DUMMIES, chatml, example
-from plumbing.files import read_json
+from plumbing.files import read_json, require
 
 END_TOKENS = ("<|im_end|>", "<|endoftext|>")  # each ends a response, and so does what these files name:
 NAMED_IN = {"tokenizer_config.json": "eos_token", "special_tokens_map.json": "eos_token",
@@ -158,11 +158,9 @@ def add_listed_tokens(folder: Path, settings: dict, library: tokenizers.Tokenize
         tokens = {int(i): AddedToken(**fields) for i, fields in listed.items()}
         library.add_tokens([tokens[i] for i in sorted(tokens)])
         for i, token in tokens.items():
-            if library.token_to_id(token.content) != i:
-                raise ValueError(f"{token.content!r} can't be token {i} there")
+            require(library.token_to_id(token.content) == i, f"{token.content!r} can't be token {i} there")
         for name in map(name_of, (settings.get("bos_token"), *(extra.values() if isinstance(extra, dict) else extra))):
-            if name is not None and library.token_to_id(name) is None:
-                raise ValueError(f"it lacks {name!r}")
+            require(name is None or library.token_to_id(name) is not None, f"it lacks {name!r}")
     except (AttributeError, TypeError, ValueError) as error:
         raise ValueError(f"the special tokens that {folder} lists don't fit its tokenizer.json: {error}") from None
 

@@ -1,8 +1,9 @@
 """Shared by the tests: the bundled tokenizer, a small random model, batches made by hand."""
 import itertools
 import os
+import re
 import sys
-from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -15,11 +16,11 @@ from matplotlib.text import Text
 
 import countdown_task
 from countdown_task import Puzzle
+from plumbing.launch import BUNDLED
 from plumbing.tokenizer import Tokenizer
 from qwen2_model import Qwen2, load_model, parse_config
 from rollout import Policy, TokenBatch
 
-BUNDLED = Path(__file__).parents[1] / "models" / "countdown-tiny"
 ANSWERS = ("hidden", "attention", "head", "reference_logprob", "logprob_without", "rollout_values", "generator")
 
 
@@ -97,22 +98,18 @@ def refused(action, *arguments) -> str:
 
 
 @pytest.fixture
-def refusal(monkeypatch):
-    """The one sentence with which the `main` of a program refuses these words on its command line."""
-    def said(program, *words):
+def run_program(monkeypatch):
+    """Runs the `main` of a program with these words on its command line."""
+    def run(program, *words):
         monkeypatch.setattr(sys, "argv", ["program.py", *map(str, words)])
-        return refused(program.main)
-    return said
+        program.main()
+    return run
 
 
-class FakeQueries:
-    """Stands in for Queries: knows the answers that a test supplies, and fails when asked for anything else."""
-
-    def __init__(self, **answers):
-        vars(self).update({"generator": lambda name: torch.Generator().manual_seed(0)} | answers)
-
-    def __getattr__(self, name):
-        raise AssertionError(f"this method asked the model for {name}")
+@pytest.fixture
+def refusal(run_program):
+    """The one sentence with which a program refuses these words."""
+    return lambda *words: refused(run_program, *words)
 
 
 def make_batch(lengths, advantages, groups=None, **fields) -> TokenBatch:
@@ -147,17 +144,34 @@ def make_batch(lengths, advantages, groups=None, **fields) -> TokenBatch:
         spans=tuple([(0, 0)] * n for n in lengths),
         normalize="response",
     )
-    answers = {name: fields.pop(name) for name in ANSWERS if name in fields}
+    answers = {"generator": lambda name: torch.Generator().manual_seed(0)}
+    answers |= {name: fields.pop(name) for name in ANSWERS if name in fields}
     heads = {name: fields.pop(name) for name in ("critic", "process_critic", "importance") if name in fields}
     if heads:
         answers["head"] = heads.__getitem__
-    return TokenBatch(**neutral | fields, ask=FakeQueries(**answers))
+    return TokenBatch(**neutral | fields, ask=SimpleNamespace(**answers))
 
 
 def spans_of(pieces):
     """The spans of tokens given by their texts."""
     stops = list(itertools.accumulate(map(len, pieces)))
     return [(stop - len(piece), stop) for piece, stop in zip(pieces, stops)]
+
+
+class Pieces:
+    """A tokenizer whose tokens are whole pieces of text; token 0 ends a response. Of a prompt it reads the digits."""
+
+    end_tokens, chat, start = [0], False, []
+
+    def __init__(self, pieces):
+        self.pieces, self.size = pieces, len(pieces)
+
+    def encode(self, text):
+        return [int(digit) for digit in re.findall(r"\d", text)]
+
+    def decode(self, tokens):
+        pieces = [self.pieces[token] for token in tokens]
+        return "".join(pieces), spans_of(pieces)
 
 
 def make_written(pieces, advantages, groups=None, **fields) -> TokenBatch:

@@ -173,10 +173,9 @@ def test_roles_and_answer_by_hand(pieces, roles, answer):
     assert in_answer.tolist() == [answer is not None and i >= answer for i in range(len(pieces))]
 
 
-def test_command_line_prints_right_expressions_only(monkeypatch, capsys):
+def test_command_line_prints_right_expressions_only(run_program, capsys):
     def printed(*arguments):
-        monkeypatch.setattr(sys, "argv", ["countdown_task.py", *arguments])
-        task.main()
+        run_program(task, *arguments)
         return capsys.readouterr().out
 
     lines = printed("3", "7", "8", "--target", "29").split("split: train\n")[1].splitlines()

@@ -107,7 +107,7 @@ def test_every_column_is_explained():
     assert re.search(r"credit log has `([\w\s]+)`", text)[1].split() == [*metrics.CREDIT_LOG]
 
 
-def test_the_trackers_of_the_page_get_the_rows_of_the_run(tmp_path, monkeypatch):
+def test_the_trackers_of_the_page_get_the_rows_of_the_run(run_program, tmp_path, monkeypatch):
     """With stand-ins for the libraries: guards against a row, a column or a step that they are not handed."""
     codes = re.findall(r"```python\n(.*?)```", PAGES[ROOT / "docs" / "running.md"], re.S)
     board, seen = {}, {}
@@ -123,8 +123,7 @@ def test_the_trackers_of_the_page_get_the_rows_of_the_run(tmp_path, monkeypatch)
     flags = "--steps 2 --questions 2 --answers 2 --max_new_tokens 9 --eval_problems 2 --pass_at 0"
     for words in (f"{flags} --out {tmp_path}/r", f"--resume {tmp_path}/r --steps 3"):
         monkeypatch.delitem(sys.modules, "tracking", raising=False)  # another process
-        monkeypatch.setattr(sys, "argv", ["train.py", *words.split(), "--on_step", "tracking:both"])
-        train.main()
+        run_program(train, *words.split(), "--on_step", "tracking:both")
     written = read_metrics(tmp_path / "r")
     for i, step in enumerate((0, 1, 2, 3)):
         row = {column: x[i] for column, x in written.items() if not np.isnan(x[i])}

@@ -157,7 +157,7 @@ def test_two_processes_find_the_same_as_one(tmp_path):
             assert one[f"{name}: {key}"].any(), (name, key)
 
 
-def test_a_run_of_two_processes_is_that_of_one_and_is_stopped_and_resumed(tmp_path, monkeypatch):
+def test_a_run_of_two_processes_is_that_of_one_and_is_stopped_and_resumed(run_program, tmp_path):
     """Guards against the log of one's share, two processes that write or speak, and a state that only one reads."""
     folder, alone = tmp_path / "runs" / "run", tmp_path / "one"
     process = torchrun("train.py", *SMALL, "--steps", 5000, "--state_every", 2, "--out", folder)
@@ -168,8 +168,7 @@ def test_a_run_of_two_processes_is_that_of_one_and_is_stopped_and_resumed(tmp_pa
     printed, complained = process.communicate(timeout=120)
     assert printed.count("step    1/") == complained.count("error: ") == 1, complained
     assert f"--resume {folder}" in complained
-    monkeypatch.setattr(sys, "argv", ["train.py", *SMALL, "--steps", "2", "--out", str(alone)])
-    train.main()
+    run_program(train, *SMALL, "--steps", 2, "--out", alone)
     for file in ("credit/step-000001.npz", "credit/step-000002.npz"):
         two, one = np.load(folder / file), np.load(alone / file)
         assert two.files == one.files

@@ -94,7 +94,7 @@ MESSAGES = [{"role": "user", "content": "How many?"}]
 
 
 @FAMILIES
-def test_a_trained_checkpoint_is_whole(family, tmp_path, monkeypatch):
+def test_a_trained_checkpoint_is_whole(family, run_program, tmp_path):
     """transformers reads it as the same model, and what it saves again, in shards, is read here as the same.
 
     Guards against a lost chat template, generation_config.json or tokenizer file, weights that were not trained, and
@@ -109,10 +109,9 @@ def test_a_trained_checkpoint_is_whole(family, tmp_path, monkeypatch):
     hf_model(family, **sizes).save_pretrained(given)
     settings = GenerationConfig(eos_token_id=[tokenizer.eos_token_id], temperature=0.7, do_sample=True)
     settings.save_pretrained(given)
-    monkeypatch.setattr("sys.argv", ["train.py", *"--task math --questions 1 --answers 8 --max_new_tokens 4 --steps 1 "
-                                     "--eval_problems 1 --reward random --lr 0.01 --checkpoint_every 1".split(),
-                                     "--model", str(given), "--out", str(run)])
-    train.main()
+    words = ("--task math --questions 1 --answers 8 --max_new_tokens 4 --steps 1 --eval_problems 1 --reward random "
+             f"--lr 0.01 --checkpoint_every 1 --model {given} --out {run}")
+    run_program(train, *words.split())
     model = start.load_policy(train.Settings(model=str(run / "checkpoint"), task="math")).model
     assert model.real_vocab == len(tokenizer) == len(model.output_weight) - 5
     assert not torch.equal(model.output_weight, load_model(given).output_weight)

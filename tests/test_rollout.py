@@ -24,6 +24,7 @@ from plumbing.task_file import graded
 from rollout import Policy, draw_uniforms, generate_and_grade
 from sampler import generate, part_logprobs, read_responses
 from tasks.text import fingerprint
+from tests.fixtures import Pieces
 from tests.plain import exact_moments
 from tests.random_checkpoints import assert_close
 from tests.test_grpo import tiny
@@ -263,12 +264,10 @@ def test_rollouts_and_the_oracle_converge_to_the_exact_values():
     model, k = tiny("qwen3", False).double(), 4000
     model.real_vocab = 5
     puzzles = [Puzzle((1, 2, 3), 6), Puzzle((4, 3), 1)]
-    task = SimpleNamespace(prompt=lambda puzzle, chat: "".join(map(str, puzzle.numbers)), grade=graded_by_hash, PARTS=PARTS,
+    task = SimpleNamespace(PARTS=PARTS, grade=graded_by_hash,
+                           prompt=lambda puzzle, chat: "".join(map(str, puzzle.numbers)),
                            roles=lambda text, spans: (np.zeros(len(spans), int), np.zeros(len(spans), bool)))
-    digits = SimpleNamespace(  # a text is its tokens, and 0 is the end token
-        end_tokens=[0], size=5, chat=False, start=[], encode=lambda text: list(map(int, text)),
-        decode=lambda tokens: ("".join(map(str, tokens)), [(i, i + 1) for i in range(len(tokens))]))
-    policy = Policy(model, digits, task)
+    policy = Policy(model, Pieces("01234"), task)
     # No response of the batch uses all three: a continuation may be longer than each of them. (This model ends often.)
     batches = (rollout.rollout(policy, puzzles, Settings(answers=2, max_new_tokens=3, seed=i), 1)
                for i in itertools.count())

@@ -1,7 +1,6 @@
 """Tests of models/talk.py: what is typed, what is shaded, and a conversation."""
 import builtins
 import re
-import sys
 from unittest import mock
 
 import pytest
@@ -33,12 +32,11 @@ def test_a_puzzle_is_typed_as_it_is_shown_or_stored_and_a_wrong_one_is_a_sentenc
         assert "typed.jsonl" not in str(error.value)
 
 
-def test_a_conversation(monkeypatch, capsys):
+def test_a_conversation(run_program, monkeypatch, capsys):
     """Guards against an end at the first bad line, a puzzle that is asked twice, and colours that change the text."""
     typed = mock.Mock(side_effect=["3 5 7 22", "nonsense", "", "", EOFError])
     monkeypatch.setattr(builtins, "input", typed)
-    monkeypatch.setattr(sys, "argv", ["talk", "--max_new_tokens", "100"])
-    talk.main()
+    run_program(talk, "--max_new_tokens", 100)
     shown = capsys.readouterr().out
     plain = re.sub(r"\033\[[\d;]+m", "", shown)
     assert plain.count("reward") == 3 and "expected" in plain and "[3, 5, 7] -> 22" in plain

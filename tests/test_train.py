@@ -480,6 +480,9 @@ OTHER_TASK = ["--task", REVERSE, "--model", BUNDLED]
         ["--lr", "nan"], ["--max_new_tokens", 9999], ["--device", "nonsense"], ["--device", "meta"],
         ["--k", 0, "--mitigation", "vineppo"], ["--temperature", 0], ["--max_grad_norm", "inf"],
         ["--warmup_steps", 101])),
+    *((["--on_step", name], said) for name, said in (
+        ("gone:log", "--on_step gone:log: No module"), ("json", "name module:function"),
+        (":log", "name module:function"), ("json:log", "has no attribute 'log'"), ("json:__doc__", "is no function"))),
     (["--model", "nowhere"], "no folder nowhere"), (["--eval_data", "nowhere"], "no data file nowhere"),
     ([*OTHER_TASK, "--mitigation", "first_error"], "needs calculations, which is neither a function of the task"),
     ([*OTHER_TASK, "--task", "sudoku"], "tasks/NAME_task.py"),
@@ -530,8 +533,10 @@ def test_a_run_that_fails_ends_in_one_sentence(quick, tmp_path, monkeypatch, ref
         assert "interrupted before training began" in refusal(train, *TINY, "--out", tmp_path / "runs" / "r")
         assert not [*tmp_path.iterdir()]
     late = lambda batch: uniform(batch) / (batch.mask.shape[1] <= 8)
-    logs = lambda batch: batch.log.update({"new": batch.entropy} if batch.mask.shape[1] > 8 else {}) or batch.logprob
-    for function, said in (late, str(tmp_path / "late")), (logs, "batch.log has new in step 1, unlike in the trial"):
+    new = lambda batch: batch.log.update({"new": batch.entropy} if batch.mask.shape[1] > 8 else {}) or batch.logprob
+    old = lambda batch: batch.log.update({"old": batch.entropy} if batch.mask.shape[1] <= 8 else {}) or batch.logprob
+    for function, said in ((late, str(tmp_path / "late")), (new, "batch.log has new in step 1, unlike in the trial"),
+                           (old, "batch.log lacks old in step 1, unlike in the trial")):
         with monkeypatch.context() as patch:
             patch.setitem(MITIGATIONS, "none", replace(uniform, function=function))
             assert said in refusal(train, *TINY, "--max_new_tokens", 80, "--out", tmp_path / "late")

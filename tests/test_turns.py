@@ -1,7 +1,6 @@
 """Several turns: what the environment replies is read and never trained on. Against numpy, transformers and loops."""
 import copy
 import re
-import sys
 from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
@@ -353,11 +352,10 @@ def test_the_credit_log_has_turns_and_replies(fifty):
     assert sorted(set(log) - set(single)) == ["reply_position", "reply_response", "reply_token", "turn"]
 
 
-def test_replies_stand_in_their_place_without_a_measure(tmp_path, monkeypatch):
+def test_replies_stand_in_their_place_without_a_measure(run_program, tmp_path):
     """Guards against a reply of another step or response, and one that is coloured like a token without credit."""
     words = f"--task guess --questions 3 --answers 4 --eval_problems 8 --pass_at 0 --steps 2 --out {tmp_path / 'r'}"
-    monkeypatch.setattr(sys, "argv", ["train.py", *words.split()])
-    train.main()
+    run_program(train, *words.split())
     shown = analyze.add_replies(analyze.read_log(tmp_path / "r"))
     for response in range(24):
         step, within = 1 + response // 12, response % 12

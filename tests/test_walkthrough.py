@@ -17,7 +17,7 @@ from qwen2_model import Qwen2, from_checkpoint, parse_config, to_checkpoint
 from rollout import Policy, token_batch
 from sampler import generate
 from settings import Settings
-from tests.fixtures import spans_of
+from tests.fixtures import Pieces
 from tests.plain import plain_logprobs
 
 FILE = Path(countdown_task.__file__).parent / "docs" / "walkthrough.py"
@@ -29,19 +29,6 @@ SETTINGS = Settings(answers=2, max_new_tokens=8, clip_low=by_hand.CLIP, clip_hig
 CONFIG = parse_config({"model_type": "qwen2", "vocab_size": by_hand.V, "hidden_size": by_hand.D,
                        "intermediate_size": by_hand.WIDTH, "num_hidden_layers": 1, "num_attention_heads": 1,
                        "num_key_value_heads": 1, "tie_word_embeddings": True})
-
-
-class TinyTokenizer:
-    """A tokenizer with the walkthrough's vocabulary. Of a prompt it takes the digits alone."""
-
-    end_tokens, chat, start = [0], False, []  # no chat template; no token before every prompt
-
-    def encode(self, text):
-        return [by_hand.VOCABULARY.index(digit) for digit in re.findall(r"\d", text)]
-
-    def decode(self, tokens):
-        pieces = [by_hand.VOCABULARY[token] for token in tokens]
-        return "".join(pieces), spans_of(pieces)
 
 
 def flat(value):
@@ -56,7 +43,8 @@ def by_code(weights):
     model, puzzle = Qwen2(CONFIG).double(), countdown_task.Puzzle((1, 2), 3)
     given = dict(zip(to_checkpoint(model.state_dict(), CONFIG), (torch.from_numpy(x) for x in weights.values())))
     model.load_state_dict(from_checkpoint(given, model.state_dict(), CONFIG))
-    policy, optimizer = Policy(model, TinyTokenizer(), countdown_task), Optimizer(model, by_hand.LR)
+    policy = Policy(model, Pieces(by_hand.VOCABULARY), countdown_task)  # in which a digit is its own token
+    optimizer = Optimizer(model, by_hand.LR)
     uniforms, prompt = torch.from_numpy(by_hand.UNIFORMS), policy.prompt(puzzle)
     batch = token_batch(policy, [puzzle], generate(model, [prompt], uniforms, [0]), SETTINGS, step=1)
     batch.advantage = compare(batch, "grpo")

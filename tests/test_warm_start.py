@@ -1,7 +1,6 @@
 """The demonstrations of the warm start, and the bundled models that it made."""
 import itertools
 import re
-import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -70,11 +69,10 @@ def test_reinforcement_can_teach_the_bundled_models(name):
     assert 0.25 < success.mean() < 0.5
 
 
-def test_a_model_is_built_and_reported_on(tmp_path, monkeypatch, capsys):
+def test_a_model_is_built_and_reported_on(run_program, tmp_path, monkeypatch, capsys):
     """Guards against a tokenizer that splits numbers, a folder that train.py can't load, and shares of another part."""
-    monkeypatch.setattr(sys, "argv", f"warm_start.py --size small --steps 1 --puzzles 3000 --out {tmp_path}/m".split())
     monkeypatch.setattr(warm_start, "report", lambda folder, task: None)
-    warm_start.main()
+    run_program(warm_start, "--size", "small", "--steps", 1, "--puzzles", 3000, "--out", tmp_path / "m")
     monkeypatch.undo()
     policy = start.load_policy(train.Settings(model=str(tmp_path / "m")))
     single = [f" {n}" for n in range(201)] + [str(n) for n in range(21)] + ["</think>", "<answer>"]

@@ -16,10 +16,8 @@ from torch import Tensor
 
 import countdown_task
 from grpo import compare
-from lab.estimates import cell
-from lab.heads import LIMIT, find_heads, fitted_methods, sample
-from lab.statistics import jackknife
-from lab.updates import credit_gradients
+from lab.heads import LIMIT, credit_gradients, find_heads, fitted_methods, sample
+from lab.statistics import cell, jackknife
 from plumbing.files import require
 from plumbing.flags import new_parser
 from plumbing.launch import BUNDLED, check_lengths

@@ -1,7 +1,6 @@
 """Noise and bias: estimates by definition, gradients as training applies them, and the whole command."""
 import math
 import re
-import sys
 from copy import deepcopy
 
 import numpy as np
@@ -92,7 +91,7 @@ def test_methods_without_their_heads_or_task_are_left_out():
     assert "causal_ablation" not in heads.fitted_methods(latin_task)
 
 
-def test_the_whole_command(tokenizer, random_model, tmp_path, monkeypatch, refusal):
+def test_the_whole_command(tokenizer, random_model, tmp_path, monkeypatch, run_program, refusal):
     """Guards against batches that share puzzles or random numbers, a table that is not written, a second call that
     gives other numbers, heads that are fitted again, or to the same responses or scored puzzles, and a traceback where
     no group has a gradient. Responses have at most 12 tokens, end anywhere and may earn something."""
@@ -112,9 +111,8 @@ def test_the_whole_command(tokenizer, random_model, tmp_path, monkeypatch, refus
             learned.append(type(head)), learn(head, batch)))
     monkeypatch.setattr(measure, "sample", lambda *arguments: calls.append(arguments) or sample(*arguments))
     monkeypatch.setattr(heads, "sample", lambda *arguments: fitted.append(arguments[1:]) or sample(*arguments))
-    monkeypatch.setattr(sys, "argv", f"measure.py --model {tmp_path} --out {tmp_path / 'out'}".split())
     for _ in range(2):
-        measure.main()
+        run_program(measure, "--model", tmp_path, "--out", tmp_path / "out")
         texts.append((tmp_path / "out" / "noise.md").read_text(encoding="utf-8"))
     assert [words[1:] for words in fitted] == [(1, (0, step)) for step in (1, 2, 3)]
     assert learned == [Critic, Importance] * 3

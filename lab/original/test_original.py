@@ -1,6 +1,5 @@
 """The original's undetached weights: by hand, by autograd, in a run; and its types of tokens, in tables."""
 import math
-import sys
 
 import numpy as np
 import pytest
@@ -32,12 +31,11 @@ def test_weights_by_hand_and_by_autograd():
     torch.testing.assert_close(logprob.grad, credit)
 
 
-def test_the_command_trains_with_it(tmp_path, monkeypatch, capsys):
+def test_the_command_trains_with_it(run_program, tmp_path):
     """Guards against a flag that reaches nothing, and weights that are rescaled."""
     words = ("--mitigation inverse_undetached --epsilon 0.2 --normalize none --steps 1 --questions 2 --answers 4 "
              f"--max_new_tokens 24 --eval_problems 4 --pass_at 0 --out {tmp_path / 'run'}")
-    monkeypatch.setattr(sys, "argv", ["undetached.py", *words.split()])
-    undetached.main()
+    run_program(undetached, *words.split())
     MITIGATIONS.pop("inverse_undetached")
     log = np.load(tmp_path / "run" / "credit" / "step-000001.npz")
     weight = 0.2 / (np.abs(log["logprob"]) + 0.2) ** 2
@@ -55,7 +53,7 @@ def test_lone_spaces_are_left_out_of_their_type_alone(tmp_path):
     assert roles.no_spaces(log, tmp_path).tolist() == [-1, 1, 0, 0, -1]
 
 
-def test_tags_count_as_filler_in_tables_of_one_run_and_of_several(tmp_path, monkeypatch, capsys):
+def test_tags_count_as_filler_in_tables_of_one_run_and_of_several(run_program, tmp_path):
     """Guards against end tokens that stay a type of their own, positions that change, and a flag that only one of the
     two kinds of tables follows."""
     runs = [make_run(tmp_path / name, 0.75, mitigation=name) for name in ("none", "m")]
@@ -63,9 +61,7 @@ def test_tags_count_as_filler_in_tables_of_one_run_and_of_several(tmp_path, monk
     assert log["role"].tolist() == [0, 2, 0, 1, 1, 2] * 2
     assert roles.tags_as_filler(log, runs[0]).tolist() == [0, 0, 0, 1, 1, 0] * 2
     expected = ((1 + 0.5 + 1 + 0) / 4) / (2.125 / 2)  # of contribution, filler / reasoning
-    monkeypatch.setattr(sys, "argv", ["roles.py", "--types", "original", str(runs[0])])
-    roles.main()
+    run_program(roles, "--types", "original", runs[0])
     assert f"Filler / reasoning: {expected:.2f} by contribution" in (runs[0] / "analysis" / "tables.md").read_text()
-    monkeypatch.setattr(sys, "argv", [*sys.argv, str(runs[1])])
-    roles.main()
+    run_program(roles, "--types", "original", *runs)
     assert number(table_of(runs[0])["m"]["contribution, filler / reasoning"]) == pytest.approx(expected, abs=6e-4)

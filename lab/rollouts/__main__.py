@@ -26,7 +26,7 @@ from grpo import ADVANTAGES, compare
 from methods import MITIGATIONS
 from plumbing import run_folder
 from plumbing.compute import by_rows
-from plumbing.files import check_fields, read_json
+from plumbing.files import check_fields, read_json, require
 from plumbing.flags import check_range, methods_help, new_parser, parse_with
 from plumbing.metrics import number, step_columns, write_credit_log
 from plumbing.progress import fail, follow, one_sentence
@@ -77,32 +77,26 @@ class Rollout(NamedTuple):
 
 def parse_row(row: Any, tokenizer: Tokenizer, limit: int) -> Rollout:
     """The rollout of a row, for a model that takes `limit` tokens. ValueError for what is no rollout."""
-    if not isinstance(row, dict):
-        raise ValueError("it is no object")
+    require(isinstance(row, dict), "it is no object")
     given = {"step": 1} | {name: x for name, x in row.items() if x is not None}
     prompt, tokens = (ids_of(given, name, tokenizer.size) for name in ("prompt_ids", "completion_ids"))
     if tokenizer.library.token_to_id(tokenizer.named.get("eos_token", "")) in tokens[:-1]:
         raise ValueError("tokens stand behind the end token of its completion_ids: padding, or another turn")
-    if (length := len(prompt) + len(tokens)) > limit:
-        raise ValueError(f"it has {length} tokens, and the model takes {limit}")
-    if "reward" not in given:
-        raise ValueError(f"it has no reward; its fields: {', '.join(map(repr, row))}"[:200])
+    require((length := len(prompt) + len(tokens)) <= limit, f"it has {length} tokens, and the model takes {limit}")
+    require("reward" in given, f"it has no reward; its fields: {', '.join(map(repr, row))}"[:200])
     step, reward, advantage = (finite(given[name], name) if name in given else None
                                for name in ("step", "reward", "advantage"))
-    if step % 1:
-        raise ValueError(f"its step must be a whole number, not {step:g}")
+    require(step % 1 == 0, f"its step must be a whole number, not {step:g}")
     group = str(given["group"]) if "group" in given else None
-    if not isinstance(parts := given.get("rewards", {}), dict):
-        raise ValueError("its rewards must be numbers by name")
+    require(isinstance(parts := given.get("rewards", {}), dict), "its rewards must be numbers by name")
     parts = {f"rewards/{name}": math.nan if x is None else finite(x, name) for name, x in parts.items()}
     return Rollout(int(step), group, prompt, tokenizer.decode(prompt)[0], tokens, reward, parts, advantage)
 
 
 def ids_of(given: dict, name: str, size: int) -> list[int]:
     """The tokens of a row; ValueError where there are none, or others than the `size` of --model."""
-    if name not in given:
-        raise ValueError(f"it has no {name}, and texts don't tell which tokens were sampled: record tokens with "
-                         "lab/rollouts/recorder.py, see docs/trl.md")
+    require(name in given, f"it has no {name}, and texts don't tell which tokens were sampled: record tokens with "
+            "lab/rollouts/recorder.py, see docs/trl.md")
     if not (isinstance(given[name], list) and given[name]
             and all(type(token) is int and 0 <= token < size for token in given[name])):
         raise ValueError(f"its {name} must be a list of tokens from 0 to {size - 1}, the last one of --model")
@@ -111,8 +105,7 @@ def ids_of(given: dict, name: str, size: int) -> list[int]:
 
 def finite(value: Any, name: str) -> float:
     """A number that float32 can hold; ValueError for anything else."""
-    if not abs(value := number(value, f"its {name}")) <= 1e38:
-        raise ValueError(f"its {name} must be a finite number, not {value}")
+    require(abs(value := number(value, f"its {name}")) <= 1e38, f"its {name} must be a finite number, not {value}")
     return value
 
 
@@ -131,8 +124,7 @@ def read_rollouts(files: list[Path], tokenizer: Tokenizer, limit: int) -> list[R
                 raise ValueError(f"{file}, {place}: {error}") from None
             found.append(rollout)
             latest = rollout.step
-    if not found:
-        raise ValueError(f"{files[0]} holds no rollout")
+    require(found, f"{files[0]} holds no rollout")
     if len({rollout.advantage is None for rollout in found}) > 1:
         raise ValueError("some rows have an advantage and others none: write it in all of them, or in none")
     return found
@@ -244,21 +236,18 @@ def check_options(files: list[Path], options: Options, hyper_parameters: dict) -
     """ValueError where the credit function needs what a file of rollouts doesn't have, and for other wrong words."""
     if wrong := [file for file in files if not file.is_file() or files.count(file) > 1]:
         raise ValueError(f"{wrong[0]} is named twice" if wrong[0].is_file() else f"there is no file {wrong[0]}")
-    if Path(options.out).exists():
-        raise ValueError(f"{options.out} exists: remove it, or choose another --out")
+    require(not Path(options.out).exists(), f"{options.out} exists: remove it, or choose another --out")
     check_range(options, ("micro_batch",), lowest=1)
     check_range(options, ("temperature",), lowest=1e-6)
     if missing := [need for need in required(options.mitigation, hyper_parameters) if not hasattr(TASK, need)]:
         raise ValueError(f"--mitigation {options.mitigation} needs {missing[0]}, which rollouts of a file don't have")
-    if not options.model:
-        raise ValueError("name the folder of the model that sampled: --model FOLDER")
+    require(options.model, "name the folder of the model that sampled: --model FOLDER")
 
 
 def settings_of(options: Options, files: list[Path], folder: Path, rollouts: list[Rollout], G: int) -> Settings:
     """The settings for config.json; ValueError where they are too large for a log, or nothing can be compared."""
     sizes, length = Counter(rollout.step for rollout in rollouts), max(len(rollout.tokens) for rollout in rollouts)
-    if max(length, *sizes.values()) > 2**16:
-        raise ValueError("a step may have 65,536 responses, and a response as many tokens")
+    require(max(length, *sizes.values()) <= 2**16, "a step may have 65,536 responses, and a response as many tokens")
     if G == 1 and options.advantage != "theirs":
         raise ValueError("no two rollouts of a step answer the same prompt: there is nothing to compare a reward with")
     given = {name: value for name, value in asdict(options).items() if name != "model"}
@@ -270,7 +259,7 @@ def settings_of(options: Options, files: list[Path], folder: Path, rollouts: lis
 def give_credit(rollouts: list[Rollout], middle: float, folders: dict[int, Path], policy: Reader, s: Settings,
                 hyper_parameters: dict) -> Tensor:
     """Write the run folder, step by step. Log p, entropy and variance of log p of all its tokens: (3, n)."""
-    run, known, folder, parts = Path(s.out), [], Path(s.adapter or s.model), rollouts[0].rewards  # those of the first row
+    run, known, folder, parts = Path(s.out), [], Path(s.adapter or s.model), rollouts[0].rewards  # of the first row
     steps = {step: [*found] for step, found in groupby(rollouts, key=lambda rollout: rollout.step)}
     for step, (their_step, found) in enumerate(follow("reading steps", steps.items()), 1):
         began = perf_counter()
@@ -303,8 +292,7 @@ def convert(files: list[Path], options: Options, hyper_parameters: dict) -> None
         options = replace(options, advantage="grpo")
     grouped, G = in_groups(found, options.advantage != "theirs")
     rollouts = [rollout for rollout in grouped if rollout.step > min(saved)]
-    if not rollouts:
-        raise ValueError(f"{options.model} has no checkpoint before step {grouped[-1].step}: {SAVE}")
+    require(rollouts, f"{options.model} has no checkpoint before step {grouped[-1].step}: {SAVE}")
     folders = {r.step: saved[max(n for n in saved if n < r.step)] for r in rollouts}
     others, early = len(found) - len(grouped), len(grouped) - len(rollouts)
     middle = (min(r.reward for r in rollouts) + max(r.reward for r in rollouts)) / 2

@@ -19,11 +19,10 @@ from lab.rollouts import __main__ as program
 from lab.rollouts import trl as beside
 from methods import MITIGATIONS
 from plumbing.runs import read_credit, read_metrics
-from plumbing.tokenizer import Tokenizer
 from queries import Queries
-from qwen2_model import load_model
-from rollout import Policy, rollout
+from rollout import rollout
 from settings import Settings
+from start import load_policy
 from tests.fixtures import BUNDLED
 from tests.plain import plain_logprobs
 
@@ -136,7 +135,7 @@ def test_gradients_are_those_of_trl_up_to_the_derived_factor():
 @pytest.fixture(scope="module")
 def sampled():
     """A batch of the bundled model: log-probs and the rest as its sampler recorded them; and its rows."""
-    policy, s = Policy(load_model(BUNDLED), Tokenizer(BUNDLED), countdown_task), Settings(answers=4, max_new_tokens=70)
+    policy, s = load_policy(Settings()), Settings(answers=4, max_new_tokens=70)
     batch = rollout(policy, countdown_task.load("train", 3), s, step=1)
     batch.ask = Queries(policy, batch, s, 1)
     return batch, [{"prompt_ids": batch.prompts[q], "completion_ids": tokens[mask].tolist(), "reward": reward,

@@ -22,13 +22,12 @@ from torch.nn.utils.rnn import pad_sequence
 
 from analyze import CONTROLS, method_name
 from grpo import compare
-from lab.estimates import cell, read_column
 from lab.picture import draw
-from lab.truth.file import by_response, read_truth
+from lab.statistics import by_response, cell, read_column
 from lab.truth.scoring import ALL, HALVES, RIGHT_SIZES, WITHIN, Score, credit_scores
 from methods import MITIGATIONS
 from methods.heads import load_head
-from plumbing.files import require
+from plumbing.files import read_arrays, require
 from plumbing.flags import changed, methods_help, new_parser, parse_with
 from plumbing.launch import with_model
 from plumbing.progress import one_sentence
@@ -57,6 +56,14 @@ class Options:
     normalize: str = "response"  # scale a reweighting's weights to mean 1 over each response, over the batch, or none
     truth: str = ""  # a folder that lab.truth.measure wrote, of a model in models/; empty: the published one
     out: str = "runs/truth"  # folder for the picture
+
+
+def read_truth(file: Path) -> dict[str, np.ndarray]:
+    """The arrays of a ground_truth.npz: columns (N,) with one row per token, credits (M, N), and names. ValueError in
+    one sentence when the file is missing, damaged or unfinished."""
+    truth = read_arrays(file, ("complete",))
+    require(truth["complete"], f"{file} lacks some rollouts: run the command that started it again")
+    return truth
 
 
 def recorded_samples(truth: dict, policy: Policy, puzzles: list) -> Samples:

@@ -10,10 +10,10 @@ Run it:  python -m lab.truth.measure        writes scores.md
 from typing import NamedTuple
 
 import numpy as np
+import torch
 
-from lab.estimates import cell
-from lab.statistics import bootstrap, rank_pair, share, sums, within
-from lab.updates import cosine_of, updates_of
+from lab.heads import credit_gradients
+from lab.statistics import bootstrap, cell, correlate, jackknife, ranks, share, sums, within
 from plumbing.progress import follow
 from plumbing.report import Estimate, Table
 from rollout import TokenBatch
@@ -36,11 +36,13 @@ class Score(NamedTuple):
 
 def score(x: np.ndarray, y: np.ndarray, truth: dict, cosine: Estimate) -> Score:
     """How close credit x (N,) is to the truth y (N,)."""
-    x, y = x.astype(float), y.astype(float)
-    spearman, within_spearman = rank_pair(x, y, truth)
-    return Score(spearman, cosine, share_of(truth, top_tenth(np.abs(x)), squares(truth)), within_spearman,
-                 within_pearson=within(x, y, truth, truth["packets"] > 0, False),
-                 solver=within(x, truth["reachable"], truth, truth["reachable_before"] == 1, True))
+    x, y, puzzle, size = x.astype(float), y.astype(float), truth["group"].astype(int), squares(truth)
+    tried, asked = truth["packets"] > 0, truth["reachable_before"] == 1
+    return Score(correlate(ranks(x), ranks(y), puzzle), cosine,
+                 location=bootstrap(share, sums(puzzle, size * top_tenth(np.abs(x)), size)),
+                 within_spearman=within(x, y, truth, tried, by_rank=True),
+                 within_pearson=within(x, y, truth, tried, by_rank=False),
+                 solver=within(x, truth["reachable"], truth, asked, by_rank=True))
 
 
 def squares(truth: dict) -> np.ndarray:
@@ -56,9 +58,25 @@ def top_tenth(x: np.ndarray) -> np.ndarray:
     return ((len(x) / 10 - larger) / tied).clip(0, 1)[index]
 
 
-def share_of(truth: dict, chosen: np.ndarray, size: np.ndarray) -> Estimate:
-    """The share of the sum of a size (N,) on chosen tokens, or parts of tokens (N,), with its interval over puzzles."""
-    return bootstrap(share, sums(truth["group"].astype(int), size * chosen, size))
+def updates_of(credits: list[np.ndarray], batch: TokenBatch) -> np.ndarray:
+    """The gradients (M, Q, P) that each of M credits (N,) causes at each puzzle."""
+    spread = batch.logprob.new_zeros(len(credits), *batch.mask.shape)  # (M, B, T) 0 on padding
+    spread[:, batch.mask] = torch.from_numpy(np.stack(credits)).to(spread)
+    parts = credit_gradients(batch, spread, len(batch.text) // len(batch.puzzles))  # Q of (M, P)
+    return torch.stack(list(parts), dim=1).cpu().numpy()
+
+
+def cosine_of(x: np.ndarray, y: np.ndarray) -> Estimate:
+    """Cosine of two sums of puzzle gradients (Q, P), with its interval by the jackknife: a resample that draws puzzles
+    twice holds fewer of them, and noise of their own shrinks a cosine (shared noise raises it)."""
+    grams = x @ y.T, x @ x.T, y @ y.T  # (Q, Q) each
+
+    def cosine(use: np.ndarray) -> float:
+        xy, xx, yy = (gram[np.ix_(use, use)].sum() for gram in grams)
+        return xy / np.sqrt(xx * yy) if xx * yy > 0 else np.nan
+
+    value, low, high, _ = jackknife(cosine, len(x))
+    return Estimate(value, max(low, -1.0), min(high, 1.0))
 
 
 def credit_scores(credits: dict[str, np.ndarray], batch: TokenBatch, truth: dict) -> dict[str, Score]:

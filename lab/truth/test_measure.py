@@ -1,9 +1,6 @@
 """The truth about each token: values against the enumeration of all continuations, rollouts, the file, the command."""
 import functools
-import itertools
 import json
-import re
-import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,13 +11,13 @@ import countdown_task
 from countdown_task import Puzzle, grade
 from grpo import compare
 from lab import heads, statistics
-from lab.estimates import read_column
+from lab.statistics import by_response, read_column
 from lab.truth import measure as gt
-from lab.truth.file import by_response, read_truth
+from lab.truth.score import read_truth
 from lab.truth.scoring import ALL, HALVES, RIGHT_SIZES, WITHIN
 from methods import MITIGATIONS
 from rollout import Policy, rollout
-from tests.fixtures import BUNDLED, make_written
+from tests.fixtures import BUNDLED, Pieces, make_written
 from tests.plain import exact_moments
 from tests.test_grpo import tiny
 from settings import Settings
@@ -30,24 +27,11 @@ PUZZLES = [Puzzle((1, 2), 3), Puzzle((1, 2), 1)]
 LIMIT = 4
 
 
-class Pieces:
-    """A tokenizer of five tokens, each a whole piece of text; 0 ends a response. It reads the digits of a prompt."""
-
-    start, end_tokens, size, chat = [], [0], len(PIECES), False
-
-    def encode(self, text):
-        return list(map(int, re.findall(r"\d", text)))
-
-    def decode(self, tokens):
-        stops = list(itertools.accumulate((len(PIECES[t]) for t in tokens), initial=0))
-        return "".join(PIECES[t] for t in tokens), list(zip(stops, stops[1:]))
-
-
 def tiny_policy():
     """A small random model that writes those tokens."""
     model = tiny(seed=1)
     model.real_vocab = len(PIECES)
-    return Policy(model, Pieces(), countdown_task)
+    return Policy(model, Pieces(PIECES), countdown_task)
 
 
 def described(policy, answers):
@@ -186,15 +170,14 @@ def test_values_converge_to_those_of_all_continuations():
         f"{np.linalg.norm(truth['a_star_error'][tried]) / tried.sum() ** 0.5:.3f}"]
 
 
-def test_the_command(tmp_path, monkeypatch, refusal):
+def test_the_command(tmp_path, monkeypatch, run_program, refusal):
     """Guards against columns that a reader lacks, methods left out, a second call that begins again or fits the critic
     again, rollouts of other responses, and a traceback on Ctrl-C."""
     folder, resumed = tmp_path / "out", []
     words = ["--questions", 2, "--answers", 2, "--critic_batches", 1, "--max_new_tokens", 40, "--out", folder]
     monkeypatch.setattr(heads, "SIZE", 4)
     monkeypatch.setattr(statistics, "RESAMPLES", 100)
-    monkeypatch.setattr(sys, "argv", ["measure.py", *map(str, words), "--rollouts", "8"])
-    gt.main()
+    run_program(gt, *words, "--rollouts", 8)
     assert {p.name for p in folder.iterdir()} == {
         "ground_truth.npz", "critic.safetensors", "importance.safetensors", "scores.md", "truth.png"}
     truth, saved = read_truth(folder / "ground_truth.npz"), dict(np.load(folder / "ground_truth.npz"))

@@ -1,5 +1,4 @@
 """The score of one credit function: the batch rebuilt from its columns, published credit and scores, the command."""
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -8,7 +7,7 @@ import torch
 
 import countdown_task
 from grpo import compare
-from lab.estimates import read_cell, read_column
+from lab.statistics import read_cell, read_column
 from lab.truth import score as sc
 from lab.truth.measure import describe
 from methods import MITIGATIONS
@@ -48,15 +47,14 @@ def test_the_best_method_is_one_with_a_score():
     assert sc.best_method({name: sc.Estimate(rank) for name, rank in ranks.items()}) == "ktae"
 
 
-def test_the_command_scores_and_draws_the_credit(published, tmp_path, monkeypatch, capsys):
+def test_the_command_scores_and_draws_the_credit(published, run_program, tmp_path, monkeypatch, capsys):
     """Guards against hyper-parameters or an advantage that never reach the function, and credit of another token."""
     drawn, scored, draw = [], [], sc.draw
     monkeypatch.setattr(sc, "draw", lambda *arguments: (drawn.append(arguments), draw(*arguments)))
     monkeypatch.setattr(sc, "credit_scores", lambda credits, *_: scored.append(credits) or dict.fromkeys(
         credits, sc.Score(*[sc.Estimate(0.5)] * 6)))
     words = f"--mitigation outcome_conditional --think_discount 0 --advantage rloo --out {tmp_path / 'out'}"
-    monkeypatch.setattr(sys, "argv", ["score.py", *words.split()])
-    sc.main()
+    run_program(sc, *words.split())
     text = capsys.readouterr().out
     assert text.startswith("## Credit of outcome_conditional think_discount=0.0 advantage=rloo against A*\n")
     assert "| outcome_conditional think_discount=0.0 advantage=rloo (yours) |" in text

@@ -1,4 +1,6 @@
 """Scores of credit against the truth by plain loops."""
+import math
+
 import numpy as np
 import pytest
 
@@ -60,8 +62,26 @@ def test_location_by_hand():
     for credit, largest in (([1, 3, -5, 2], 15), ([9, 3, -5, 2], 8), ([5, 3, -5, 2], 23 / 2), ([2, -2, 2, 2], 22 / 4)):
         assert planted(truth, np.array(credit)).location.value == pytest.approx(0.4 * largest / 22)  # a tenth of four
     assert ts.top_tenth(np.array([7.0, 9, 7, 6] + [0] * 27)) == pytest.approx([1, 1, 1, 0.1] + [0] * 27)
-    found = ts.share_of(truth, np.array([True, False, True, False]), ts.squares(truth))  # puzzles have 8 - 3, 15 + 2
-    assert found[:3] == pytest.approx((23 / 22, 15 / 17, 8 / 5))
+    tied = planted(truth, np.array([5, 3, -5, 2])).location  # a fifth of 8 and of 15; the puzzles have 8 - 3, 15 + 2
+    assert tied[:3] == pytest.approx((4.6 / 22, 3 / 17, 1.6 / 5))
+
+
+def test_the_cosine_is_of_summed_gradients():
+    """Guards against a mean of the puzzles' cosines, and limits beyond 1."""
+    rng, Q = np.random.default_rng(0), 5
+    x = rng.normal(size=(Q, 9))
+    y = x * rng.random((Q, 1)) + 0.4 * rng.normal(size=(Q, 9))
+
+    def direct(left_out):
+        a, b = (np.delete(g, left_out, 0).sum(0) for g in (x, y))
+        return a @ b / np.linalg.norm(a) / np.linalg.norm(b)
+
+    half = 1.96 * (Q - 1) * np.std([direct([q]) for q in range(Q)], ddof=1) / Q**0.5
+    e = ts.cosine_of(x, y)
+    assert list(e[:3]) == pytest.approx([direct([]), direct([]) - half, min(direct([]) + half, 1)])
+    assert list(ts.cosine_of(x, -2 * x)[:3]) == pytest.approx([-1, -1, -1])
+    assert ts.cosine_of(x, -x - y).low >= -1
+    assert math.isnan(ts.cosine_of(x, 0 * x).value)
 
 
 def test_all_scores_put_every_method_in_its_place_and_column(monkeypatch):

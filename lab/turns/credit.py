@@ -30,28 +30,17 @@ def exact_turns(batch: TokenBatch, luck: bool = True, mix: float = 0.0) -> Tenso
     """
     require(0 <= mix <= 1, "--mix must be between 0 and 1")
     tree = grow(batch.ask.policy, batch.puzzles[0].n)
-    check_room(tree, batch)
-    batch.ask.tokens_read += tree.tokens
-    exact = credits_of(batch, tree)[0 if luck else 1]  # (B, T)
-    start = torch.from_numpy(tree.V[0][0]).to(exact)[[puzzle.secret - 1 for puzzle in batch.puzzles]]  # (Q,)
-    return (1 - mix) * exact + mix * (batch.success - start[batch.group])[:, None]
-
-
-def check_room(tree: Tree, batch: TokenBatch) -> None:
-    """ValueError where --max_new_tokens would cut a game off. (The trial step before a run, 0, may.)"""
     k = len(tree.levels)
     needed = 2 * k + (k - 1) * len(tree.words.replies[0])
-    require(batch.ask.step == 0 or batch.ask.s.max_new_tokens >= needed,
+    require(batch.ask.step == 0 or batch.ask.s.max_new_tokens >= needed,  # the trial step, 0, may cut a game off
             f"--max_new_tokens must be at least {needed}: so long is a game of {k} guesses")
-
-
-def credits_of(batch: TokenBatch, tree: Tree) -> Tensor:
-    """A1 and A2 of each token (2, B, T)."""
-    found = torch.zeros(2, *batch.mask.shape, dtype=torch.float64)
+    batch.ask.tokens_read += tree.tokens
+    exact = torch.zeros(batch.mask.shape, dtype=torch.float64)  # (B, T)
     for i, (row, mask, success) in enumerate(zip(batch.tokens, batch.mask, batch.success.tolist())):
-        secret = batch.puzzles[batch.group[i]].secret
-        found[:, i, : mask.sum()] = torch.from_numpy(credits_along(tree, row[mask].tolist(), secret, success))
-    return found
+        found = credits_along(tree, row[mask].tolist(), batch.puzzles[batch.group[i]].secret, success)  # (2, L)
+        exact[i, : mask.sum()] = torch.from_numpy(found[0 if luck else 1])
+    start = torch.from_numpy(tree.V[0][0]).to(exact)[[puzzle.secret - 1 for puzzle in batch.puzzles]]  # (Q,)
+    return (1 - mix) * exact + mix * (batch.success - start[batch.group])[:, None]
 
 
 def credits_along(tree: Tree, tokens: list[int], secret: int, success: float) -> np.ndarray:

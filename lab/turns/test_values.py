@@ -8,10 +8,11 @@ import torch
 
 from lab.turns.credit import credits_along, exact_turns
 from lab.turns.values import grow, histories
-from qwen2_model import Qwen2, parse_config
 from rollout import Policy
 from tasks import guess_task
 from tasks.guess_task import Puzzle
+from tests.fixtures import Pieces
+from tests.test_grpo import tiny
 from turns import context, decode, reply
 
 IDS = {"1": [1], "2": [2], "3": [3], "4": [4], "\nhigher\n": [5, 1], "\nlower\n": [5, 2]}
@@ -19,20 +20,10 @@ IDS = {"1": [1], "2": [2], "3": [3], "4": [4], "\nhigher\n": [5, 1], "\nlower\n"
 
 def six_tokens(end_tokens):
     """A random policy whose vocabulary is an end token, 1 to 4, and one more, which may be an end token, too."""
-    def decode(tokens):
-        texts = ["" if token in end_tokens else " 1234?"[token] for token in tokens]
-        stops = np.cumsum([len(text) for text in texts])
-        return "".join(texts), [(int(stop) - len(text), int(stop)) for stop, text in zip(stops, texts)]
-
-    tokenizer = SimpleNamespace(end_tokens=end_tokens, chat=False, start=[], decode=decode,
-                                encode=lambda text: IDS.get(text, [5, 3]))
-    torch.manual_seed(0)
-    model = Qwen2(parse_config(dict(model_type="qwen2", vocab_size=6, hidden_size=16, intermediate_size=24,
-                                    num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-                                    tie_word_embeddings=True))).double()
-    for p in model.parameters():
-        torch.nn.init.normal_(p, std=0.4)
-    model.temperature = 0.8
+    tokenizer = Pieces(["" if token in end_tokens else " 1234?"[token] for token in range(6)])
+    tokenizer.end_tokens, tokenizer.encode = end_tokens, lambda text: IDS.get(text, [5, 3])
+    model = tiny(seed=4).double()  # with which secrets are found in other tokens, too
+    model.real_vocab, model.temperature = 6, 0.8
     return Policy(model, tokenizer, guess_task)
 
 
@@ -45,7 +36,7 @@ def game(*end_tokens):
     while open_:
         texts = [context(policy, Puzzle(4, secret, 0), tokens) for secret, tokens, _ in open_]
         rows = torch.nn.utils.rnn.pad_sequence([torch.tensor(text) for text in texts], batch_first=True)  # (R, C)
-        logits = policy.model(rows)[range(len(rows)), [len(text) - 1 for text in texts]]  # (R, 6)
+        logits = policy.model(rows)[range(len(rows)), [len(text) - 1 for text in texts], :6]  # (R, 6)
         longer = [(secret, [*tokens, x], [*others, logprob[x]]) for (secret, tokens, others), logprob
                   in zip(open_, (logits / 0.8).log_softmax(-1)) for x in range(6)]
         open_ = []

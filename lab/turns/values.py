@@ -87,17 +87,20 @@ class Tree(NamedTuple):
 
     words: Words
     levels: list[Level]
-    pi: list[np.ndarray]  # (R, n) by guess - 1; at the last level 0 for impossible numbers, as is `end`
-    end: list[np.ndarray]  # (R, n) the probability of the end token after that number
+    end: list[np.ndarray]  # (R, n) the probability of the end token after a number; at the last level of possible ones
     after: list[np.ndarray]  # (R, n, n) the value after a turn, by guess - 1 and secret - 1
     V: list[np.ndarray]  # (R, n) V(h, s) by secret - 1, 0 where that is impossible
     tokens: int  # that the model read
 
 
+@torch.no_grad()
 def grow(policy: Policy, n: int = guess_task.N) -> Tree:
     """The tree of a game of n numbers under a policy."""
     levels, words = histories(n, guess_task.GUESSES), words_of(policy, n)
-    pi, end, tokens = read(policy, words, levels)
+    found = [np.zeros((2, len(level.low), n)) for level in levels]
+    tokens = read_level(policy, words, levels, 0, np.array([0]), Cache(policy.model, 1),
+                        torch.tensor([words.prompt]), found)
+    pi, end = map(list, zip(*found))  # (R, n) of each level, by guess - 1; at the last level 0 for impossible numbers
     after, V = [np.broadcast_to(np.eye(n), (*pi[-1].shape, n))], [pi[-1] * levels[-1].possible]
     for level, p in zip(levels[-2::-1], pi[-2::-1]):
         below = np.concatenate((V[0], np.zeros((1, n))))  # a child -1 has value 0
@@ -105,33 +108,22 @@ def grow(policy: Policy, n: int = guess_task.N) -> Tree:
         then = np.where(up, below[level.child[:, :, 0]], below[level.child[:, :, 1]]) + np.eye(n)  # (R, n, n)
         after.insert(0, then)
         V.insert(0, np.einsum("rg,rgs->rs", p, then) * level.possible)
-    return Tree(words, levels, pi, end, after, V, tokens)
-
-
-@torch.no_grad()
-def read(policy: Policy, words: Words, levels: list[Level]) -> tuple:
-    """Two lists with an entry (R, n) for each level, by guess - 1: pi, and the probability of the end token after a
-    number. And how many tokens were read. At the last level only possible numbers count; the others are left out.
-    """
-    found = [np.zeros((2, len(level.low), len(words.numbers))) for level in levels]
-    tokens = read_level(policy, words, levels, 0, np.array([0]), Cache(policy.model, 1),
-                        torch.tensor([words.prompt]), found)
-    return *map(list, zip(*found)), tokens
+    return Tree(words, levels, end, after, V, tokens)
 
 
 def read_level(policy: Policy, words: Words, levels: list[Level], depth: int, rows: np.ndarray, cache: Cache,
                step: Tensor, found: list[np.ndarray]) -> int:
     """Read what leads to some histories of a level, step (r, W), behind the cache of what came before, then every
-    number that may follow, then the levels below. rows (r,): the histories. Fills `found`; returns how many tokens were
-    read.
+    number that may follow, then the levels below. rows (r,): the histories. Fills `found` (2, R, n) of each level with
+    pi and the probability of the end token after a number; returns how many tokens were read.
     """
     level, n = levels[depth], len(words.numbers)
     wanted = np.ones((len(rows), n), bool) if depth + 1 < len(levels) else level.possible[rows]  # (r, n)
     r, g = map(torch.from_numpy, np.nonzero(wanted))  # (M,) each: a row, and guess - 1
     numbers = torch.tensor(words.numbers)  # (n,)
-    p = probabilities_of(policy, policy.model.hidden(step, cache)[:, -1])[r, numbers[g]]  # (M,)
+    p = policy.model.logits(policy.model.hidden(step, cache)[:, -1]).softmax(-1)[r, numbers[g]]  # (M,)
     cache = cache.rows(r)
-    q = probabilities_of(policy, policy.model.hidden(numbers[g][:, None], cache)[:, 0])[:, words.end]  # (M,)
+    q = policy.model.logits(policy.model.hidden(numbers[g][:, None], cache)[:, -1]).softmax(-1)[:, words.end]  # (M,)
     found[depth][:, rows[r], g] = torch.stack((p * q, q)).double()
     total = step.numel() + len(g)
     if depth + 1 < len(levels):
@@ -145,11 +137,6 @@ def read_level(policy: Policy, words: Words, levels: list[Level], depth: int, ro
             total += read_level(policy, words, levels, depth + 1, below[row, guess, said][part], some,
                                 replies[said[part]], found)
     return total
-
-
-def probabilities_of(policy: Policy, states: Tensor) -> Tensor:
-    """The policy's distribution (M, V) after states (M, D)."""
-    return policy.model.logits(states).softmax(-1)
 
 
 @one_sentence()
