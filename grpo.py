@@ -260,6 +260,7 @@ def read_again(model: Qwen2, batch: TokenBatch, rows: Tensor, at_once: int) -> I
 
 def update(policy: Policy, optimizer: Optimizer, batch: TokenBatch, credit: Tensor, s: Settings) -> dict:
     """Take --updates_per_batch optimizer steps on one batch, given its credit (B, T). Returns columns of metrics.csv.
+    Value heads, such as PPO's critic, learn first, if the credit function has any.
 
     Micro-batches save memory and don't change the result, because each token's share of the loss is fixed for the whole
     step.
@@ -268,6 +269,8 @@ def update(policy: Policy, optimizer: Optimizer, batch: TokenBatch, credit: Tens
     check_finite(share, batch.mask, f"--loss_norm {s.loss_norm} must give each token")
     reference_logprob = batch.ask.reference_logprob if s.kl > 0 else None  # (B, T)
     old = batch.logprob.clone()  # (B, T) log pi in the ratio's denominator
+    # Heads learn after the credit, which a critic that knew these rewards would bias, and before the model moves.
+    learned = {name: head.learn(batch) for name, head in policy.heads.items()}
     mine, updates = my_responses(batch, credit, s), []  # (b,); what metrics.csv is told of each update
     for k in range(s.updates_per_batch):
         optimizer.zero_grad()
@@ -287,4 +290,4 @@ def update(policy: Policy, optimizer: Optimizer, batch: TokenBatch, credit: Tens
         # Add up the gradients of all processes, clip their norm, and take one step of AdamW.
         norm = optimizer.step(s.max_grad_norm)  # as it was before it was clipped
         updates.append((sums, norm))
-    return update_columns(updates)
+    return update_columns(updates, learned)

@@ -208,9 +208,3 @@ def read_responses(reader: Callable, model: Qwen2, prompts: list[list[int]], pro
         t = part.sampled.cumsum(1)[part.sampled] - 1  # (n,)
         found[part.rows[row], t] = values
     return found
-
-
-def response_logprobs(model: Qwen2, prompts: list[list[int]], prompt_of: Tensor, tokens: Tensor,
-                      sampled: Tensor) -> Tensor:
-    """log pi (b, S) of the sampled tokens of b responses, with gradient; see `read_responses`."""
-    return read_responses(part_logprobs, model, prompts, prompt_of, tokens, sampled)

@@ -1,7 +1,7 @@
 """From a command line to the first step of a run: its settings, policy, puzzles, a trial step, and its folder.
 
-A first reading can skip it. What can't work is refused here in one sentence, before anything is written. train.py hands
-over `assign_credit` and `learn`, so that the trial step goes the way of every step. `s` is the Settings.
+A first reading can skip it. What can't work is refused here in one sentence, before anything is written. `s` is the
+Settings.
 
 Run it:  python train.py --mitigation none
 """
@@ -17,7 +17,7 @@ from typing import Callable
 
 import torch
 
-from grpo import ADVANTAGES, KL_GRADIENTS, LOSS_NORMS, LOSSES, SHAPINGS, compare, shape
+from grpo import ADVANTAGES, KL_GRADIENTS, LOSS_NORMS, LOSSES, SHAPINGS, compare, shape, update
 from lora import add_adapters, load_adapters, merged, save_adapters
 from methods import MITIGATIONS  # all credit functions, by name: those of mitigations.py and of methods/
 from methods.heads import HEADS, load_head, save_head
@@ -25,10 +25,10 @@ from mitigations import NORMALIZATIONS
 from plumbing.files import require
 from plumbing.flags import Arguments, changed, check_device, load_function, parse
 from plumbing.launch import announce, arithmetic_for, as_if_nothing_was_drawn, check, check_puzzles, lacking, with_model
-from plumbing.metrics import step_columns
+from plumbing.metrics import add_step_columns
 from plumbing.optimizer import Optimizer
 from plumbing.processes import check_equal, join
-from plumbing.registry import check_order, check_pure, required
+from plumbing.registry import assign_credit, check_order, check_pure, required
 from plumbing.run_folder import Writer, default_folder
 from plumbing.task_file import load_puzzles, load_task, read_weights
 from plumbing.tokenizer import Tokenizer
@@ -44,7 +44,7 @@ CHOICES = {"reward": ("graded", "random"), "shaping": SHAPINGS, "advantage": ADV
            "old_logprob": ("sampler", "update"), "kl_gradient": KL_GRADIENTS}
 
 
-def start(arguments: list[str], usage: str, assign_credit: Callable, learn: Callable) -> tuple[tuple, dict]:
+def start(arguments: list[str], usage: str) -> tuple[tuple, dict]:
     """The arguments of `train` for what a command line asks, and the last row of metrics.csv, {} in a new run.
 
     usage: what --help says above the flags.
@@ -59,7 +59,7 @@ def start(arguments: list[str], usage: str, assign_credit: Callable, learn: Call
     s = replace(s, arithmetic=str(policy.model.dtype).removeprefix("torch."))  # as it was found, for --resume
     mitigation = partial(method, **hyper_parameters)
     optimizer = Optimizer(policy.model, s.lr, (s.beta1, s.beta2), s.weight_decay, s.optimizer_device or None)
-    columns, own = try_step(policy, optimizer, training, s, partial(assign_credit, mitigation=mitigation, s=s), learn)
+    columns, own = try_step(policy, optimizer, training, s, mitigation)
     # What a run must find unchanged when it is resumed, besides its settings.
     fixed = {f"the task {s.task}": inspect.getsource(policy.task),
              "the list of puzzles": "\n".join(puzzle.id for puzzle in training + heldout),
@@ -76,8 +76,8 @@ def start(arguments: list[str], usage: str, assign_credit: Callable, learn: Call
     return (s, mitigation, policy, training, heldout, optimizer, writer, done), row
 
 
-def try_step(policy: Policy, optimizer: Optimizer, puzzles: list, s: Settings, assign_credit: Callable,
-             learn: Callable) -> tuple[dict, set[str]]:
+def try_step(policy: Policy, optimizer: Optimizer, puzzles: list, s: Settings,
+             mitigation: Callable) -> tuple[dict, set[str]]:
     """Try a small step, of three short responses to each of two puzzles, so that a mistake in somebody's own function
     is seen before the run begins. Returns its columns of metrics.csv, and the names in batch.log.
 
@@ -95,10 +95,10 @@ def try_step(policy: Policy, optimizer: Optimizer, puzzles: list, s: Settings, a
         if hasattr(policy.task, "reply"):  # in so few tokens perhaps no turn has ended
             ends, tokens = policy.tokenizer.end_tokens, batch.tokens[0][batch.mask[0]].tolist()
             reply(policy, puzzles[0], [*takewhile(lambda token: token not in ends, tokens), ends[0]])
-        check_pure(s.mitigation, batch, lambda: assign_credit(batch))
+        check_pure(s.mitigation, batch, lambda: assign_credit(batch, mitigation, s))
         # Credit 1, so that no response is left out. A run that only evaluates need not have room for gradients.
-        row = learn(policy, still, batch, batch.mask.float(), s) if s.steps else {}
-        row |= step_columns(0, batch, time.perf_counter())
+        row = update(policy, still, batch, batch.mask.float(), s) if s.steps else {}
+        add_step_columns(row, 0, batch, time.perf_counter())
     for weight in optimizer.master.values():  # the weights that AdamW moves, which have the gradients
         weight.grad = None
     return row, {*batch.log}

@@ -24,15 +24,15 @@ from dataclasses import replace
 from typing import Callable
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from grpo import compare, shape, update
 from plumbing.launch import responses_that_fit
-from plumbing.metrics import add_columns, heldout_text, line_of, standard_error, step_columns
+from plumbing.metrics import add_step_columns, heldout_text, line_of, standard_error
 from plumbing.optimizer import Optimizer, learning_rate
 from plumbing.processes import leave
 from plumbing.progress import Progress, one_sentence
+from plumbing.registry import assign_credit
 from plumbing.run_folder import Writer
 from queries import Queries
 from rollout import EVALUATION, Policy, TokenBatch, draw_puzzles, draw_uniforms, generate_and_grade, rollout
@@ -55,34 +55,13 @@ def train(s: Settings, mitigation: Callable[[TokenBatch], Tensor], policy: Polic
         reward = shape(batch, s)  # (B,) the graded one, unless --shaping changes it
         batch.advantage = compare(batch, s.advantage, reward)  # (B,) by default GRPO's (r - mean) / std of the group
         credit = assign_credit(batch, mitigation, s)  # (B, T)
-        row = learn(policy, optimizer, batch, credit, s)  # columns of metrics.csv
-        row |= step_columns(step, batch, step_began)  # columns of the rollout: means of the batch, tokens, seconds
+        row = update(policy, optimizer, batch, credit, s)  # columns of metrics.csv
+        add_step_columns(row, step, batch, step_began)  # columns of the rollout: means of the batch, tokens, seconds
         if step == s.steps or (s.eval_every and step % s.eval_every == 0):
             row |= measure_heldout(policy, heldout, s)
         writer.step(step, batch, credit, row)
         seconds_left = (time.perf_counter() - began) / (step - done) * (s.steps - step)
         print(line_of(row, s.steps, seconds_left), flush=True)
-    return row
-
-
-@torch.no_grad()
-def assign_credit(batch: TokenBatch, mitigation: Callable[[TokenBatch], Tensor], s: Settings) -> Tensor:
-    """The credit (B, T) that the chosen function of mitigations.py or methods/ gives to each token. Tokens that
-    --skip_unfinished leaves without credit still count in N."""
-    credit = mitigation(batch)  # (B, T)
-    return credit * batch.ended[:, None] if s.skip_unfinished else credit
-
-
-def learn(policy: Policy, optimizer: Optimizer, batch: TokenBatch, credit: Tensor, s: Settings) -> dict:
-    """The policy learns, and the value heads, such as PPO's critic, if the credit function has any. Returns columns of
-    metrics.csv: of the update, of the heads, and the means of the further numbers that the task's `grade` returns."""
-    # Heads learn after the credit, which a critic that knew these rewards would bias, and before the model moves.
-    found = {name: head.learn(batch) for name, head in policy.heads.items()}
-    row = update(policy, optimizer, batch, credit, s)
-    for name, columns in found.items():
-        add_columns(row, columns, owner=f"learn of the head {name}")
-    further = [name for name in batch.grades if name not in ("reward", "answer", "format")]  # these are columns of ours
-    add_columns(row, {name: batch.grades[name].nanmean() for name in further}, owner="the task's grade")
     return row
 
 
@@ -120,14 +99,6 @@ def measure_pass(policy: Policy, heldout: list, s: Settings) -> dict[str, float]
             f"pass@{k}_problems": len(solved)}
 
 
-def measure_start(policy: Policy, heldout: list, s: Settings) -> dict[str, float]:
-    """Row 0 of metrics.csv."""
-    print(f"measuring the start model on {len(heldout)} held-out puzzles", flush=True)
-    row = {"step": 0} | measure_heldout(policy, heldout, s)
-    print(f"start{heldout_text(row)}", flush=True)
-    return row
-
-
 def measure_end(row: dict, policy: Policy, heldout: list, s: Settings) -> dict[str, float]:
     """What final.json has: held-out success of the last row of metrics.csv, and pass@k."""
     # Held-out success is lacking in a run that is resumed with --steps equal to those already done.
@@ -142,12 +113,14 @@ def measure_end(row: dict, policy: Policy, heldout: list, s: Settings) -> dict[s
 def main() -> None:
     """Train as the command line says. What can't work is refused in one sentence, before anything is written."""
     with one_sentence("interrupted before training began"):
-        arguments, row = start(sys.argv[1:], __doc__, assign_credit, learn)
+        arguments, row = start(sys.argv[1:], __doc__)
     s, _, policy, _, heldout, _, writer, done = arguments
     name = shlex.quote(str(writer.run))
     with one_sentence(f"interrupted; continue with: python train.py --resume {name}", writer.run):
         if done == 0:
-            row = measure_start(policy, heldout, s)
+            print(f"measuring the start model on {len(heldout)} held-out puzzles", flush=True)
+            row = {"step": 0} | measure_heldout(policy, heldout, s)
+            print(f"start{heldout_text(row)}", flush=True)
             writer.start(row)
         row = train(*arguments) or row
         writer.finish(measure_end(row, policy, heldout, s))

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # guessed: in AgileRL's PPO and REINFORCE for language models a response of one turn is one action, as their pages say,
 # so all its tokens share its reward, whatever its length
-# seen: every token gets the whole reward. In a batch of single turns, at the defaults, returns are summed over tokens, so
-# a right answer of 12 tokens is worth 12, and one of 4 tokens 4. REINFORCE then compares tokens: the long right answer
+# seen: every token gets the whole reward. In a batch of single turns, at the defaults, returns add up over tokens: a
+# right answer of 12 tokens is worth 12, and one of 4 tokens 4. REINFORCE then compares tokens: the long right answer
 # begins with an advantage of 2.46, the short one with 0.33, and both end with -0.47, so a right answer is taught not to
-# end. advantage_granularity="turn" is right, and so, by default, are batches in which a response has two turns
+# end. With advantage_granularity="turn" all tokens of right answers have the same
 # with: agilerl 2.58.0, transformers 5.14.1, torch 2.13.0
 set -eu
 work=$(mktemp -d)
@@ -25,7 +25,8 @@ from agilerl.algorithms.reinforce_llm import REINFORCE
 from peft import LoraConfig
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
-LENGTHS, REWARDS, PROMPT = [4, 12, 4, 12], [1.0, 1.0, 0.0, 0.0], 2  # four responses of one turn; the first two are right
+LENGTHS, REWARDS = [4, 12, 4, 12], [1.0, 1.0, 0.0, 0.0]  # four responses of one turn; the first two are right
+PROMPT = 2
 
 GPTNeoXForCausalLM(GPTNeoXConfig(
     vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # guessed: get_interval_estimates of rliable resamples whole runs, also where scores are runs x tasks x steps, for
-# evaluations at multiple points during training; and draws from random_state, which its page says ensures that a result
-# can be reproduced
+# evaluations at multiple points during training; and it draws from random_state, which its page says ensures
+# reproducibility
 # seen: every step draws its runs anew, so a resampled learning curve is made of pieces of many runs. What joins steps
-# gets a false interval, silently: where ten runs differ by the same at all 50 steps, the interval of the area under
-# the curve is 7 times too narrow, and that of a gain from the first step to the last, which is the same in every run,
-# reaches from -1.2 to 1.2 around it. Single steps are right. random_state changes nothing: one state gives two
-# intervals; np.random.seed decides. For a pair of algorithms task_bootstrap is ignored
+# gets a false interval, silently: where ten runs differ by the same at all 50 steps, that of the area under the curve
+# is 7 times too narrow, and a gain of 3 from the first step to the last, the same in every run, gets 2.4 to 3.6. Single
+# steps are right. random_state changes nothing: one state gives two intervals; np.random.seed decides. For a pair of
+# algorithms task_bootstrap is ignored
 # with: rliable 1.2.0, arch 7.2.0, numpy 2.4.6
 set -eu
 work=$(mktemp -d)
@@ -38,7 +38,7 @@ print(f"area under the curve {area.round(2)}; of the same areas, each computed b
       f"of step 8 alone, moved to the same mean {one.round(2)}")
 print(f"gain, 3 in every run: {gain.round(2)}")
 assert 6 < np.ptp(whole) / np.ptp(area) < 8 and abs(one - whole).max() < 0.1
-assert gain[0] < 2 < 4 < gain[1]
+assert gain[0] < 2.5 < 3.5 < gain[1]
 
 scores = random.normal(size=(10, 3))
 stated = [interval(scores, lambda table: np.array([aggregate_iqm(table)]), seed, random_state=np.random.RandomState(1))

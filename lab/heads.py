@@ -14,7 +14,7 @@ from plumbing.progress import follow
 from plumbing.registry import CreditFunction, required
 from queries import Queries
 from rollout import Policy, TokenBatch, responses, rollout
-from sampler import response_logprobs
+from sampler import part_logprobs, read_responses
 from settings import Settings
 
 SIZE, PUZZLES = 96, 100  # responses in a batch; batches after which the puzzles repeat
@@ -37,7 +37,7 @@ def credit_gradients(batch: TokenBatch, credits: Tensor, size: int) -> Iterator[
     parameters, one for each of the credits (M, B, T)."""
     model, T = batch.ask.policy.model, batch.tokens.shape[1]
     for rows in torch.arange(len(batch.text)).split(size):
-        logprob = response_logprobs(model, *responses(batch, rows))[:, :T]  # (size, T)
+        logprob = read_responses(part_logprobs, model, *responses(batch, rows))[:, :T]  # (size, T)
         parts = [torch.autograd.grad(logprob, list(model.parameters()), credit[rows], retain_graph=True)
                  for credit in credits]
         yield torch.stack([torch.cat([g.flatten() for g in part]) for part in parts])

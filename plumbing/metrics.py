@@ -40,17 +40,20 @@ def share(part: float, whole: float) -> float | None:
     return part / whole if whole else None
 
 
-def step_columns(step: int, batch: Any, began: float) -> dict[str, float]:
-    """The columns of metrics.csv that describe a step's responses. began: when the step did."""
+def add_step_columns(row: dict, step: int, batch: Any, began: float) -> None:
+    """Add the columns that describe a step's responses to a row of metrics.csv, and the means of the further numbers
+    that the task's `grade` returns. began: when the step did."""
     tokens = batch.mask.sum().item()
     seconds = time.perf_counter() - began  # after .item(), which waits for the device
     rewards = batch.reward.view(len(batch.puzzles), -1)  # (Q, G)
     equal = rewards.amax(1) == rewards.amin(1)  # (Q,)
-    return {"step": step, "reward": batch.reward.mean().item(), "success": batch.success.mean().item(),
+    row |= {"step": step, "reward": batch.reward.mean().item(), "success": batch.success.mean().item(),
             "format": batch.format.mean().item(), "length": tokens / len(batch.text),
             "truncated": 1 - batch.ended.float().mean().item(), "entropy": batch.entropy[batch.mask].mean().item(),
             "zero_variance_groups": int(equal.sum()), "tokens_sampled": batch.ask.tokens_sampled,
             "tokens_read": batch.ask.tokens_read, "seconds": seconds, "tokens_per_second": tokens / seconds}
+    further = [name for name in batch.grades if name not in ("reward", "answer", "format")]  # these are columns of ours
+    add_columns(row, {name: batch.grades[name].nanmean() for name in further}, owner="the task's grade")
 
 
 def add_columns(row: dict, found: dict | None, owner: str) -> None:
@@ -117,9 +120,9 @@ def tokens_in(batch: Any, rows: Tensor) -> int:
     return prompts + int(batch.mask[rows].sum()) + reply_length([batch.before[i] for i in rows.tolist()])
 
 
-def update_columns(updates: list[tuple[dict, float]]) -> dict[str, float | None]:
+def update_columns(updates: list[tuple[dict, float]], learned: dict[str, dict | None]) -> dict[str, float | None]:
     """Columns of metrics.csv from each update's sums and gradient norm, over all processes: means over the tokens, None
-    where there was no token. ratio_error is of the first update: the model is still the one that sampled, so anything
+    where there was no token; and those that heads learned, by name. ratio_error is of the first update: the model is still the one that sampled, so anything
     but rounding means that sampler and update disagree. ratio_spread is of the last one, if not the first."""
     each, total = [sum_by_name(sums) for sums, _ in updates], Counter()
     for sums in each:
@@ -132,6 +135,8 @@ def update_columns(updates: list[tuple[dict, float]]) -> dict[str, float | None]
            "ratio_spread": share(each[-1]["spread"], N) ** 0.5 if tokens > N else None,
            "kl": share(total["kl"], tokens) if "kl" in total else None, "tokens_updated": round(total["read"])}
     add_columns(row, {name[1]: share(total[name], tokens) for name in total if isinstance(name, tuple)}, "the loss")
+    for name, columns in learned.items():
+        add_columns(row, columns, owner=f"learn of the head {name}")
     return row
 
 

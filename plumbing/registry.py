@@ -80,6 +80,14 @@ def register(function: Callable | None, name: str, **properties) -> Callable:
     return MITIGATIONS[name]
 
 
+@torch.no_grad()
+def assign_credit(batch: Any, mitigation: Callable[[Any], Tensor], s: Settings) -> Tensor:
+    """The credit (B, T) that the chosen function of mitigations.py or methods/ gives to each token. Tokens that
+    --skip_unfinished leaves without credit still count in N."""
+    credit = mitigation(batch)  # (B, T)
+    return credit * batch.ended[:, None] if s.skip_unfinished else credit
+
+
 def required(name: str, hyper_parameters: dict) -> tuple[str, ...]:
     """What the credit function `name` needs of a run, with these hyper-parameters and the others at their defaults."""
     method = MITIGATIONS[name]

@@ -26,6 +26,7 @@ import train
 from methods import MITIGATIONS
 from plumbing import processes
 from plumbing.optimizer import Optimizer
+from plumbing.registry import assign_credit
 from plumbing.runs import read_metrics
 from queries import Queries
 from qwen2_model import load_model
@@ -63,9 +64,7 @@ def one_step(name: str) -> dict[str, torch.Tensor]:
     batch = rollout.rollout(policy, puzzles, s, 1)
     batch.ask = Queries(policy, batch, s, 1)
     batch.advantage = grpo.compare(batch)
-    credit = train.assign_credit(batch, partial(MITIGATIONS[s.mitigation], **hyper_parameters), s)
-    for head in heads.values():
-        head.learn(batch)
+    credit = assign_credit(batch, partial(MITIGATIONS[s.mitigation], **hyper_parameters), s)
     metrics = grpo.update(policy, optimizer, batch, credit, s)
     T = batch.mask.any(0).sum()
     found = {key: getattr(batch, key)[:, :T] for key in ("tokens", "mask", "logprob", "entropy", "role")}

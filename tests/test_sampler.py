@@ -23,7 +23,7 @@ from plumbing import compute, decoding
 from plumbing.compute import distinct_texts, of_like_length
 from queries import attention_paid, logprobs_without
 from qwen2_model import Cache, Qwen2, load_model
-from sampler import draw, generate, part_states, read_responses, response_logprobs
+from sampler import draw, generate, part_logprobs, part_states, read_responses
 from tests.random_checkpoints import HF, assert_close, both
 
 REAL = 19  # tokens that exist; V - REAL rows of the embedding stand for none
@@ -143,7 +143,7 @@ def test_generate_equals_a_naive_sampler(family, constrained, temperature, greed
         assert got.dtype == torch.float64
         assert_close(got, F.pad(statistics, (0, max(lengths) - lengths[i])), 1e-5)
     assert not s.logprob.requires_grad
-    assert_close(response_logprobs(model, PROMPTS, torch.arange(B) // 6, s.tokens, s.mask), s.logprob, 1e-5)
+    assert_close(read_responses(part_logprobs, model, PROMPTS, torch.arange(B) // 6, s.tokens, s.mask), s.logprob, 1e-5)
     running = [sum(n > t for n in lengths) for t in range(max(lengths) + 1)]
     assert watched == [(t, running[t] / B) for t in range(1, max(lengths) + 1)]
     assert len(set(lengths)) >= 4  # a hard case: responses end at different times, and some are cut off
@@ -203,7 +203,7 @@ def test_states_attention_and_hidden_tokens_equal_transformers(family, options, 
     attention = read_responses(attention_paid, *asked, per_row=[mask])  # (B, T, T)
     states = read_responses(part_states, *asked)  # (B, T, D)
     without = read_responses(logprobs_without, *asked, per_row=[hide, mask])  # (B, T)
-    assert (without - response_logprobs(*asked)).abs().max() > 0.1
+    assert (without - read_responses(part_logprobs, *asked)).abs().max() > 0.1
     for i, L in enumerate(mask.sum(1).tolist()):
         prompt = PROMPTS[puzzle[i]]
         P, row = len(prompt), torch.tensor([prompt + tokens[i, :L].tolist()])

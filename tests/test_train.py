@@ -61,11 +61,6 @@ def quick(monkeypatch):
     monkeypatch.setattr(train, "evaluate", lambda policy, puzzles, k, s: np.zeros((len(puzzles), k)))
 
 
-def assigning(name, s, **hyper_parameters):
-    """What the trial step is handed for the credit function `name`."""
-    return partial(train.assign_credit, mitigation=partial(MITIGATIONS[name], **hyper_parameters), s=s)
-
-
 def run(*arguments):
     """Run train.py in this process."""
     sys.argv = ["train.py", *map(str, arguments)]
@@ -262,8 +257,7 @@ def test_every_method_trains_on_what_it_needs_and_its_trial_leaves_no_trace(name
                            reference=policy.reference if "reference" in needs else None)
     both = torch.nn.ModuleList((policy.model, *policy.heads.values()))
     before, torch_state, numpy_state = copy.deepcopy(both.state_dict()), torch.get_rng_state(), np.random.get_state()[1]
-    assign = assigning(name, s, **options)
-    row, logged = start.try_step(mine, optimizer, GENERATE(4096, "train"), s, assign, train.learn)
+    row, logged = start.try_step(mine, optimizer, GENERATE(4096, "train"), s, partial(MITIGATIONS[name], **options))
     assert logged == ({"bonus"} if name == "curious" else set())
     assert row["grad_norm"] > 0 and ("critic_loss" in row) == ("critic" in needs)
     assert all(torch.equal(x, before[key]) for key, x in both.state_dict().items())
@@ -272,7 +266,7 @@ def test_every_method_trains_on_what_it_needs_and_its_trial_leaves_no_trace(name
     assert all(p.grad is None and p.requires_grad for p in (*both.parameters(), *optimizer.master.values()))
     own = copy.copy(batch)
     own.ask, own.log = Queries(mine, own, s, step=1), {}
-    assert assign(own).isfinite().all()
+    assert MITIGATIONS[name](own, **options).isfinite().all()
     if name == "curious":
         expected = -0.01 * (own.logprob + own.entropy) * own.mask
         torch.testing.assert_close(own.log["bonus"], expected, rtol=1e-5, atol=1e-9)
@@ -402,7 +396,7 @@ def test_a_mistake_is_seen_before_the_run_begins(place, name, stand_in, said, ev
     s = Settings(questions=8)
     policy = everything[0]._replace(heads={"critic": everything[0].heads["critic"]}, reference=None)
     with pytest.raises((ValueError, FloatingPointError), match=said) if said else nullcontext():
-        start.try_step(policy, everything[1], GENERATE(4096, "train"), s, assigning("none", s), train.learn)
+        start.try_step(policy, everything[1], GENERATE(4096, "train"), s, MITIGATIONS["none"])
 
 
 # ---------------------------------------------------------------------------------------------- kill and resume

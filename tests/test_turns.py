@@ -21,7 +21,7 @@ from plumbing.optimizer import Optimizer
 from plumbing.task_file import load_puzzles
 from queries import Queries, logprobs_without
 from rollout import rollout
-from sampler import part_logprobs, read_responses, response_logprobs
+from sampler import part_logprobs, read_responses
 from settings import Settings
 from tasks import guess_task
 from tasks.guess_task import GUESSES, Puzzle
@@ -159,7 +159,7 @@ def test_episodes_equal_a_loop_over_single_responses(excluding, random_model):
         reasons += [f"{len(before)} replies", ended]
     assert {"no room", True, False, "0 replies", "3 replies"} <= {*reasons}
     group, T, read = torch.arange(B) // 8, found.mask.shape[1], with_replies(found.tokens, found.mask, found.before)
-    logprob = response_logprobs(model, prompts, group, *read)[:, :T]
+    logprob = read_responses(part_logprobs, model, prompts, group, *read)[:, :T]
     torch.testing.assert_close(logprob, found.logprob, atol=1e-9, rtol=0)
     hide = torch.zeros_like(found.mask)
     hide[:, 0] = True

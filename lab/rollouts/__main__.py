@@ -28,7 +28,7 @@ from plumbing import run_folder
 from plumbing.compute import by_rows
 from plumbing.files import check_fields, read_json, require
 from plumbing.flags import check_range, methods_help, new_parser, parse_with
-from plumbing.metrics import number, step_columns, write_credit_log
+from plumbing.metrics import add_step_columns, number, write_credit_log
 from plumbing.progress import fail, follow, one_sentence
 from plumbing.registry import required
 from plumbing.tokenizer import Tokenizer
@@ -275,8 +275,10 @@ def give_credit(rollouts: list[Rollout], middle: float, folders: dict[int, Path]
         checksum = write_credit_log(run / "credit" / f"step-{step:06d}.npz", step, batch, credit)
         means = {name: torch.tensor([rollout.rewards.get(name, math.nan) for rollout in found]).nanmean().item()
                  for name in parts}
-        run_folder.append_row(run, step_columns(step, batch, began) | means | {
-            "credit_checksum": checksum, "their_step": their_step, "log_p_plus_entropy": read[:2].sum(0).mean().item()})
+        row = means | {"credit_checksum": checksum, "their_step": their_step,
+                       "log_p_plus_entropy": read[:2].sum(0).mean().item()}
+        add_step_columns(row, step, batch, began)
+        run_folder.append_row(run, row)
         run_folder.write_samples(run, step, batch)
     return torch.cat(known, dim=1)
 

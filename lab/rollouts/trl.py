@@ -25,12 +25,12 @@ from plumbing.files import replace_file
 from plumbing.flags import new_parser
 from plumbing.launch import BUNDLED
 from plumbing.progress import follow, one_sentence
+from plumbing.registry import assign_credit
 from plumbing.report import Table
 from qwen2_model import save_model, to_checkpoint
 from queries import Queries
 from rollout import Policy, TokenBatch, rollout
 from start import load_policy, parse_flags
-from train import assign_credit
 
 Q, G, LIMIT, SEED = 6, 4, 60, 1
 SPREAD = math.sqrt(G / (G - 1))  # of our standard deviation to theirs, the unbiased one
