@@ -26,7 +26,7 @@ class Roomy:
     """A Cache that is filled in place, without gradient, and lets rows go."""
 
     def __init__(self, cache: Any, room: int):
-        self.keys, self.values = ([F.pad(x, (0, 0, 0, room)) for x in side] for side in (cache.keys, cache.values))
+        cache.keys, cache.values = ([F.pad(x, (0, 0, 0, room)) for x in side] for side in (cache.keys, cache.values))
         self.cache, self.advance, self.mask = cache, cache.advance, cache.mask  # which know the positions
 
     @property
@@ -34,7 +34,7 @@ class Roomy:
         return self.cache.position
 
     def extend(self, layer: int, past: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        keys, values = (x[:, :, : past + 1] for x in (self.keys[layer], self.values[layer]))
+        keys, values = (side[layer][:, :, : past + 1] for side in (self.cache.keys, self.cache.values))
         keys[:, :, past:], values[:, :, past:] = k, v
         return keys, values
 
@@ -48,9 +48,9 @@ class Roomy:
         order = torch.arange(count, device=running.device)  # (count,) the old index of the row in each place
         gaps = (~running[:count]).nonzero()[:, 0]
         order[gaps] = running[count:].nonzero()[:, 0] + count
-        for x in (*self.keys, *self.values):
+        for x in (*cache.keys, *cache.values):
             x[gaps, :, :C] = x[order[gaps], :, :C]
-        self.keys, self.values = [x[:count] for x in self.keys], [x[:count] for x in self.values]
+        cache.keys, cache.values = [x[:count] for x in cache.keys], [x[:count] for x in cache.values]
         cache.position, cache.length = cache.position[order], cache.length[order]
         return order
 
@@ -104,5 +104,5 @@ class Replayed(Roomy):
         return own
 
     def extend(self, layer: int, past: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        keys, values = self.keys[layer], self.values[layer]
+        keys, values = self.cache.keys[layer], self.cache.values[layer]
         return keys.index_copy_(2, self.column, k), values.index_copy_(2, self.column, v)
