@@ -45,10 +45,11 @@ from torch import Tensor
 
 from plumbing.metrics import token_sums, tokens_in, update_columns
 from plumbing.optimizer import Optimizer
+from plumbing.policy import Policy
 from plumbing.processes import my_part
 from plumbing.registry import check_finite, check_loss
 from qwen2_model import Qwen2
-from rollout import Policy, TokenBatch, by_group, group_mean, responses
+from rollout import TokenBatch, by_group, group_mean, responses
 from sampler import in_parts, part_logprobs, read_prompts
 from settings import Settings
 
@@ -102,7 +103,7 @@ def leave_one_out(rewards: Tensor, _: TokenBatch) -> Tensor:
 
 
 def over_success(_: Tensor, batch: TokenBatch) -> Tensor:
-    """MaxRL: (s - mean) / mean, 0 where none succeeds (2602.02710).
+    """MaxRL: (success - mean) / mean, 0 where none succeeds (2602.02710).
 
     In a large group the mean is p(success), and grad p / p = grad log p, so it ascends log p(success). In a small group
     the gradient is smaller, because a rare success often does not occur there.
@@ -232,30 +233,40 @@ def my_responses(batch: TokenBatch, credit: Tensor, s: Settings) -> Tensor:
     unless there is a KL penalty, which they have, too. (A bonus that you add to the loss needs them, too.)
     """
     used = (credit != 0).any(1) | (s.kl > 0)  # (B,)
-    return (used & torch.isin(batch.group, my_part(batch.group[used].unique()))).nonzero()[:, 0]
+    groups = my_part(batch.group[used].unique())  # all of them in a single process, else every N-th
+    return (used & torch.isin(batch.group, groups)).nonzero()[:, 0]
 
 
-def read_again(model: Qwen2, batch: TokenBatch, rows: Tensor, at_once: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """The responses rows (n,) once more, some of like length at a time: their places in the batch (b,), and log pi of
-    their tokens (b, T), with gradient. The caller takes the backward pass of each before the next one, which frees its
-    memory, also that of the last one.
+class Reading:
+    """The responses rows (n,) of a batch, read once more, for the gradient of what log pi of their tokens gives.
 
-    Prompts are read once for all their responses. Their keys and values collect the gradient of every backward pass,
-    and at the end it goes on through the prompts, which are read again for that.
+    Each prompt is read once for all its responses. Its keys and values collect the gradient of every backward pass
+    through them; at the end `backward` goes on through the prompts, which are read again for that.
     """
-    if not len(rows):
-        return
-    prompts, prompt_of, tokens, sampled = responses(batch, rows)
-    with torch.no_grad():
-        cache, last = read_prompts(model, prompts)
-    collected = [x.requires_grad_() for x in (*cache.keys, *cache.values)]
-    for part in in_parts(cache, last, prompt_of, tokens, sampled, at_once):
-        own, logprob = rows[part.rows], part_logprobs(model, part)  # (b,), (n,)
-        yield own, logprob.new_zeros(batch.mask[own].shape).masked_scatter(batch.mask[own], logprob)
-    for i in range(0, len(prompts), at_once):
-        again = read_prompts(model, prompts[i : i + at_once])[0]
-        torch.autograd.backward([*again.keys, *again.values],
-                                [x.grad[i : i + at_once, :, : again.position.shape[1]] for x in collected])
+
+    def __init__(self, model: Qwen2, batch: TokenBatch, rows: Tensor):
+        self.model, self.batch, self.rows = model, batch, rows
+        (self.prompts, *self.read), self.collected = responses(batch, rows), []
+
+    def parts(self, at_once: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Some of like length at a time: their places in the batch (b,), and log pi of their tokens (b, T), with
+        gradient. Its backward pass, before the next part, frees its memory."""
+        if not self.prompts:
+            return
+        with torch.no_grad():
+            cache, last = read_prompts(self.model, self.prompts)
+        self.collected = [x.requires_grad_() for x in (*cache.keys, *cache.values)]
+        for part in in_parts(cache, last, *self.read, at_once):
+            own, logprob = self.rows[part.rows], part_logprobs(self.model, part)  # (b,), (n,)
+            mask = self.batch.mask[own]  # (b, T) has the n tokens in the same order
+            yield own, logprob.new_zeros(mask.shape).masked_scatter(mask, logprob)
+
+    def backward(self, at_once: int) -> None:
+        """Through the prompts, after the backward pass of every part."""
+        for i in range(0, len(self.prompts), at_once):
+            again = read_prompts(self.model, self.prompts[i : i + at_once])[0]  # has fewer columns, if these are short
+            torch.autograd.backward([*again.keys, *again.values],
+                                    [x.grad[i : i + at_once, :, : again.position.shape[1]] for x in self.collected])
 
 
 def update(policy: Policy, optimizer: Optimizer, batch: TokenBatch, credit: Tensor, s: Settings) -> dict:
@@ -274,8 +285,8 @@ def update(policy: Policy, optimizer: Optimizer, batch: TokenBatch, credit: Tens
     mine, updates = my_responses(batch, credit, s), []  # (b,); what metrics.csv is told of each update
     for k in range(s.updates_per_batch):
         optimizer.zero_grad()
-        sums = Counter(read=tokens_in(batch, mine))  # numbers by name: Counter.update adds
-        for rows, logprob in read_again(policy.model, batch, mine, s.micro_batch):  # (b,), then all is (b, T)
+        sums, reading = Counter(read=tokens_in(batch, mine)), Reading(policy.model, batch, mine)  # sums by name
+        for rows, logprob in reading.parts(s.micro_batch):  # (b,), then all is (b, T)
             mask = batch.mask[rows]
             if k == 0 and s.old_logprob == "update":  # see point 3 above
                 old[rows] = logprob.detach()
@@ -286,7 +297,8 @@ def update(policy: Policy, optimizer: Optimizer, batch: TokenBatch, credit: Tens
                 gain = gain - s.kl * columns["kl"]
             loss = -(gain * share[rows])
             loss.sum().backward()
-            sums.update(token_sums(batch, rows, logprob, loss, stopped, columns))
+            sums.update(token_sums(batch, rows, logprob, loss, stopped, columns))  # which adds
+        reading.backward(s.micro_batch)
         # Add up the gradients of all processes, clip their norm, and take one step of AdamW.
         norm = optimizer.step(s.max_grad_norm)  # as it was before it was clipped
         updates.append((sums, norm))

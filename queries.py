@@ -16,7 +16,8 @@ from torch import Tensor
 from plumbing.metrics import sampling_cost, tokens_in
 from plumbing.processes import shared
 from qwen2_model import Qwen2, probabilities, wide
-from rollout import Policy, TokenBatch, continued, decode_and_grade, responses, seed_of, tokens_of
+from plumbing.policy import Policy, seed_of
+from rollout import TokenBatch, decode_and_grade, responses, sample, tokens_of
 from sampler import Part, Samples, part_logprobs, part_states, read_responses
 from settings import Settings
 from turns import interleave, replies
@@ -125,7 +126,7 @@ class Queries:
         starts (n, 2): a response, and the position of the first token that is sampled anew.
         """
         batch, k, (rows, positions) = self.batch, uniforms.shape[1], starts.T  # (n,) each
-        asked, begun = [], []  # n each: see `respond`; and the length of the prefix with its replies
+        asked, begun = [], []  # n each: see `sample`; and the length of the prefix with its replies
         for q, row, t in zip(batch.group[rows].tolist(), *starts.T.tolist()):
             puzzle, prefix = batch.puzzles[q], batch.tokens[row, :t].tolist()
             said = interleave(prefix, replies(self.policy, puzzle, prefix))
@@ -142,12 +143,12 @@ class Queries:
 
 def continue_and_grade(policy: Policy, asked: list[tuple], uniforms: Tensor, limit: Tensor,
                        excluded: Tensor | None) -> tuple[Samples, list[dict[str, float]]]:
-    """Continue each of Q responses B / Q times, and grade the B whole ones. asked: see `respond`.
+    """Continue each of Q responses B / Q times, and grade the B whole ones. asked: see `sample`.
 
     uniforms (B, T): the random number behind each new token. limit (B,): the most new tokens each may get, replies
     included. excluded (B,): a token that may not be the first new one. The samples have the new tokens alone.
     """
-    samples, G = continued(policy, asked, uniforms, limit, excluded), len(uniforms) // len(asked)
+    samples, G = sample(policy, asked, uniforms, limit, excluded), len(uniforms) // len(asked)
     begun = [asked[i // G][:2] for i in range(len(uniforms))]  # B: the puzzle and the prefix of each
     tokens = [prefix + new for (_, prefix), new in zip(begun, tokens_of(samples))]  # B
     before = [replies(policy, puzzle, prefix) | {len(prefix) + t: said for t, said in new.items()}

@@ -180,7 +180,9 @@ class Qwen2(nn.Module):
 
         The cache grows by S columns. hide (R, 1, S, S): where a new token may not see another one.
         """
-        past = cache.position.shape[1]  # columns: a layer that is computed again must not take its own for others'
+        # Columns before this call. When the backward pass computes a layer again, its keys are in the cache already, and
+        # `extend` puts the new ones in their place, behind `past`.
+        past = cache.position.shape[1]
         position = cache.advance(tokens.shape[1])  # (R, S) of the new tokens in the texts of their rows
         angle = position[:, None, :, None].float() * self.frequency  # (R, 1, S, d / 2)
         x, rotation = F.embedding(tokens, self.embedding).to(self.dtype), (angle.cos(), angle.sin())  # (R, S, D)
@@ -210,7 +212,7 @@ class Qwen2(nn.Module):
 
     @cached_property
     def frequency(self) -> Tensor:
-        """RoPE's angles a position (d / 2,). (No buffer, which a checkpoint would have to have.)"""
+        """RoPE's angles a position (d / 2,). (No buffer: load_model builds on "meta", and no checkpoint fills one.)"""
         return rope_frequencies(self.config).to(self.norm.device)
 
     @property
@@ -230,19 +232,19 @@ class Qwen2(nn.Module):
 class Cache:
     """The keys and values of what R rows have read, so that each token is computed once.
 
-    A column holds one token of each row, or none. Its position says where in the row's text the token stands, and
-    decides who sees it. So a row may have holes. Of two prompts, a b c and d e, two tokens were read, and the second
-    one's e forgotten, since it is its last; then each row read its last token:
+    A column holds one token of each row. Its position says where in the row's text the token stands, and decides who
+    sees it; at NOWHERE nobody does. Here the rows a b c and d e read two tokens, row 1 forgot its e again (see
+    `forget_after`), and then each read its last token:
 
-        column     0  1  2     position  0  1  2          length
-        row 0      a  b  c               0  1  2          3
-        row 1      d     e               0  NOWHERE  1    2
+        column     0  1  2     position  0  1        2    length
+        row 0      a  b  c               0  1        2    3
+        row 1      d  e  e               0  NOWHERE  1    2
     """
 
     def __init__(self, model: Qwen2, R: int):
         """A cache of R rows that have read nothing."""
         c, device = model.config, model.norm.device
-        # Empty, so that all layers may begin with the same tensor.
+        # All layers may begin with the same tensor, because `extend` replaces it.
         empty = torch.zeros(R, c.num_key_value_heads, 0, c.head_dim, dtype=model.dtype, device=device)
         self.keys = [empty] * c.num_hidden_layers
         self.values = list(self.keys)  # of each layer (R, K, columns, d)

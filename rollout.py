@@ -9,24 +9,21 @@ task is a module such as countdown_task.py; the code here knows nothing of Count
 Run it:  python train.py --mitigation none
 """
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache
 from types import ModuleType
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from plumbing.chat import chat_tokens
+from plumbing.policy import Policy, seed_of
 from plumbing.processes import shared
 from plumbing.progress import Progress
-from plumbing.task_file import check_pieces, check_roles, graded
-from plumbing.tokenizer import Tokenizer
-from qwen2_model import Qwen2
-from sampler import Replies, Samples
+from plumbing.task_file import check_roles
+from sampler import Replies, Samples, generate
 from settings import Settings
-from tasks.text import fingerprint
-from turns import decode, respond, with_replies
+from turns import decode, listener, play, with_replies
 
 EVALUATION = "evaluation"  # instead of a step, for the random numbers of an evaluation
 
@@ -91,52 +88,7 @@ def responses(batch: TokenBatch, rows: Tensor) -> tuple[list[list[int]], Tensor,
         batch.tokens[rows], batch.mask[rows], before)
 
 
-class Policy(NamedTuple):
-    """The policy, RL's word for the model that acts and learns, and what belongs to it."""
-
-    model: Qwen2
-    tokenizer: Tokenizer
-    task: ModuleType
-    heads: dict[str, nn.Module] = {}  # those of methods/heads.py that the credit function needs, by name
-    reference: Qwen2 | None = None  # a frozen copy of the start model, where the credit function or --kl needs it
-    weights: dict[str, float] = {}  # --reward_weights: of parts of the reward, instead of the task's PARTS
-    coin: np.random.Generator | None = None  # --reward random: tossed for each response, instead of its grade
-
-    @property
-    def parts(self) -> dict[str, float]:
-        """The weight of each part of the reward, by the name that it has in the task's grade."""
-        return getattr(self.task, "PARTS", {"reward": 1.0}) | self.weights  # its grade's own "reward" without PARTS
-
-    def grade(self, text: str, puzzle: Any, turns: list[str]) -> dict[str, float]:
-        """The reward and the task's grades of a response, which in several turns depend on its turns alone."""
-        several = (turns,) if hasattr(self.task, "reply") else ()
-        found = graded(self.task, self.parts, text, puzzle, *several)
-        return found | dict.fromkeys(("reward", "answer"), float(self.coin.integers(2))) if self.coin else found
-
-    def for_step(self, s: Settings, step: int, *purpose: str) -> "Policy":
-        """The policy, which grades a step's responses by a fair coin of its own if --reward random says so: success
-        must not rise then. The format is graded as usual, but it is no part of the reward."""
-        coin = np.random.default_rng(seed_of("coin", s.seed, step, *purpose))
-        return self._replace(coin=coin) if s.reward == "random" else self
-
-    def prompt(self, puzzle: Any) -> list[int]:
-        """The tokens of a puzzle's prompt. The task returns messages, or text, or a tuple of pieces: the first, third,
-        ... are its own words, the others foreign text, such as a question from a data file. A control token in these,
-        such as <|im_end|>, is encoded as plain characters.
-        """
-        found = self.task.prompt(puzzle, self.tokenizer.chat)
-        if isinstance(found, list):  # messages
-            return chat_tokens(self.tokenizer, found)
-        return self.tokenizer.start + self.tokenizer.encode(*check_pieces(found, "prompt"))
-
-
 # ---------------------------------------------------------------------------------------------------- a step
-
-
-def seed_of(purpose: str, *numbers: int | str) -> int:
-    """The seed of a generator of random numbers, from its purpose, such as "order", and numbers, such as --seed and the
-    epoch. All generators of a run have theirs from here, so no two draw the same."""
-    return fingerprint(f"{purpose} {numbers}") >> 1  # of 64 bits; torch takes 63
 
 
 def draw_puzzles(training: list, s: Settings, step: int) -> list:
@@ -151,7 +103,7 @@ def rollout(policy: Policy, puzzles: list, s: Settings, step: int) -> TokenBatch
     """Sample and grade the B responses of a step, G = --answers to each of Q puzzles."""
     uniforms = draw_uniforms(s.seed, step, len(puzzles), s.answers, s.max_new_tokens)  # (B, max_new_tokens)
     watch = Progress("sampling", len(uniforms)).part(0, *uniforms.shape)
-    samples = sample(policy, puzzles, uniforms, watch=watch)
+    samples = sample(policy, unanswered(policy, puzzles), uniforms, watch=watch)
     return token_batch(policy, puzzles, samples, s, step)
 
 
@@ -193,27 +145,32 @@ def token_batch(policy: Policy, puzzles: list, samples: Samples, s: Settings, st
 def generate_and_grade(policy: Policy, puzzles: list, uniforms: Tensor, greedy: bool = False,
                        watch: Callable | None = None) -> tuple[Samples, list[dict[str, float]]]:
     """Sample B responses to Q puzzles, see `sample`, and let the task grade them."""
-    samples = sample(policy, puzzles, uniforms, greedy, watch)
-    return samples, decode_and_grade(policy, puzzles, tokens_of(samples), samples.before)[1]
+    samples = sample(policy, unanswered(policy, puzzles), uniforms, greedy=greedy, watch=watch)
+    _, grades = decode_and_grade(policy, puzzles, tokens_of(samples), samples.before)
+    return samples, grades
 
 
-def sample(policy: Policy, puzzles: list, uniforms: Tensor, greedy: bool = False,
-           watch: Callable | None = None) -> Samples:
-    """Sample B responses, one for each row of random numbers (B, limit), B / Q to each of Q puzzles.
+def unanswered(policy: Policy, puzzles: list) -> list[tuple]:
+    """What `sample` is asked where responses begin: each puzzle, no token of a response yet, and the prompt."""
+    return [(puzzle, [], policy.prompt(puzzle)) for puzzle in puzzles]
 
-    greedy, watch: see `generate` of sampler.py.
+
+def sample(policy: Policy, asked: list[tuple], uniforms: Tensor, limit: Tensor | None = None,
+           excluded: Tensor | None = None, greedy: bool = False, watch: Callable | None = None) -> Samples:
+    """Sample B responses, one for each row of random numbers (B, T), B / Q to each of Q that are asked: a puzzle, the
+    tokens that its responses begin with, which are no part of the samples, and the whole text so far.
+
+    The other arguments: see `generate` of sampler.py. Several processes share what is asked, and each of them returns
+    all samples, so that all raise where these are broken.
     """
-    asked = [(puzzle, [], policy.prompt(puzzle)) for puzzle in puzzles]  # Q
-    return continued(policy, asked, uniforms, greedy=greedy, watch=watch)
+    def sample_some(asked: list[tuple], uniforms: Tensor, limit: Tensor | None, excluded: Tensor | None) -> Samples:
+        texts, G = [text for *_, text in asked], len(uniforms) // len(asked)
+        given = (policy.model, texts, uniforms, policy.tokenizer.end_tokens, limit, excluded, greedy, watch)
+        if hasattr(policy.task, "reply"):  # several turns
+            return play(*given, listener(policy, asked, G))
+        return generate(*given)
 
-
-def continued(policy: Policy, asked: list[tuple], uniforms: Tensor, limit: Tensor | None = None,
-              excluded: Tensor | None = None, **how: Any) -> Samples:
-    """What `respond` of turns.py samples: by `generate`, turn by turn if the task has turns.
-
-    Several processes share the puzzles, and each of them returns all samples. (So if they are broken, all raise.)
-    """
-    found = shared(partial(respond, policy, **how), asked, uniforms=uniforms, limit=limit, excluded=excluded)
+    found = shared(sample_some, asked, uniforms=uniforms, limit=limit, excluded=excluded)
     device = policy.model.norm.device
     samples = Samples(*(x.to(device) if isinstance(x, Tensor) else x for x in found))
     if not samples.logprob.isfinite().all():
@@ -229,5 +186,7 @@ def tokens_of(samples: Samples) -> list[list[int]]:
 def decode_and_grade(policy: Policy, puzzles: list, tokens: list[list[int]],
                      before: Replies) -> tuple[list[tuple[str, list, list]], list[dict[str, float]]]:
     """Text, token spans and turns, and the grades, of each of B responses: its tokens, and the replies before these."""
-    decoded, G = [decode(policy, *response) for response in zip(tokens, before)], len(tokens) // len(puzzles)
-    return decoded, [policy.grade(text, puzzles[i // G], turns) for i, (text, _, turns) in enumerate(decoded)]
+    G = len(tokens) // len(puzzles)
+    decoded = [decode(policy, own, replies) for own, replies in zip(tokens, before)]
+    grades = [policy.grade(text, puzzles[i // G], turns) for i, (text, _, turns) in enumerate(decoded)]
+    return decoded, grades

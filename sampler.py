@@ -119,8 +119,8 @@ def generate(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_token
         hidden, cache = ready_to_sample(model, cache, T)
         for t in range(T):
             logits = model.logits(hidden(token[:, None], cache)[:, 0])  # (B', V)
-            token, found = by_rows(choose, logits.shape[1], at_once, logits, uniforms[rows, t],
-                                   excluded if t == 0 else None)  # (B',), (B', 3)
+            forbidden = excluded if t == 0 else None  # (B,) all rows run then
+            token, found = by_rows(choose, logits.shape[1], at_once, logits, uniforms[rows, t], forbidden)  # (B', 3)
             tokens[rows, t], mask[rows, t], facts[:, rows, t] = token, True, found.T
             ended[rows] = torch.isin(token, ends)
             running = (limit[rows] > t + 1) & ~ended[rows]  # (B',)
@@ -175,9 +175,10 @@ def in_parts(cache: Cache, last: Tensor, prompt_of: Tensor, tokens: Tensor, samp
     follows the prompt. sampled (b, S): True where the policy sampled it, False in replies and in padding.
     """
     inputs = torch.cat((last[prompt_of, None], tokens[:, :-1]), dim=1)  # (b, S)
-    length = (sampled * torch.arange(1, 1 + sampled.shape[1], device=sampled.device)).amax(1)  # (b,) last sampled token
+    up_to = torch.arange(1, 1 + sampled.shape[1], device=sampled.device)  # (S,) columns up to each, with it
+    length = (sampled * up_to).amax(1)  # (b,) columns up to the last sampled token
     for rows in of_like_length(length, at_once):
-        S = int(length[rows[0]])
+        S = int(length[rows[0]])  # the longest comes first
         own = sampled[rows, :S]  # (r, S)
         yield Part(rows, inputs[rows, :S], cache.rows(prompt_of[rows]), own, tokens[rows, :S][own])
 

@@ -27,6 +27,7 @@ from plumbing.flags import Arguments, changed, check_device, load_function, pars
 from plumbing.launch import announce, arithmetic_for, as_if_nothing_was_drawn, check, check_puzzles, lacking, with_model
 from plumbing.metrics import add_step_columns
 from plumbing.optimizer import Optimizer
+from plumbing.policy import Policy, seed_of
 from plumbing.processes import check_equal, join
 from plumbing.registry import assign_credit, check_order, check_pure, required
 from plumbing.run_folder import Writer, default_folder
@@ -34,7 +35,7 @@ from plumbing.task_file import load_puzzles, load_task, read_weights
 from plumbing.tokenizer import Tokenizer
 from qwen2_model import load_model, save_model
 from queries import Queries
-from rollout import Policy, draw_puzzles, rollout, seed_of
+from rollout import draw_puzzles, rollout
 from settings import Settings
 from turns import reply
 

@@ -30,12 +30,13 @@ from grpo import compare, shape, update
 from plumbing.launch import responses_that_fit
 from plumbing.metrics import add_step_columns, heldout_text, line_of, standard_error
 from plumbing.optimizer import Optimizer, learning_rate
+from plumbing.policy import Policy
 from plumbing.processes import leave
 from plumbing.progress import Progress, one_sentence
 from plumbing.registry import assign_credit
 from plumbing.run_folder import Writer
 from queries import Queries
-from rollout import EVALUATION, Policy, TokenBatch, draw_puzzles, draw_uniforms, generate_and_grade, rollout
+from rollout import EVALUATION, TokenBatch, draw_puzzles, draw_uniforms, generate_and_grade, rollout
 from settings import Settings
 from start import start
 
@@ -54,7 +55,7 @@ def train(s: Settings, mitigation: Callable[[TokenBatch], Tensor], policy: Polic
         batch.ask = Queries(policy, batch, s, step)  # runs the model where a credit function asks it something
         reward = shape(batch, s)  # (B,) the graded one, unless --shaping changes it
         batch.advantage = compare(batch, s.advantage, reward)  # (B,) by default GRPO's (r - mean) / std of the group
-        credit = assign_credit(batch, mitigation, s)  # (B, T)
+        credit = assign_credit(batch, mitigation, s)  # (B, T) mitigation(batch), without gradient
         row = update(policy, optimizer, batch, credit, s)  # columns of metrics.csv
         add_step_columns(row, step, batch, step_began)  # columns of the rollout: means of the batch, tokens, seconds
         if step == s.steps or (s.eval_every and step % s.eval_every == 0):

@@ -85,18 +85,12 @@ def decode(policy: Any, tokens: list[int], before: dict[int, list[int]]) -> tupl
 # ----------------------------------------------------------------------------------------------- episodes
 
 
-def respond(policy: Any, asked: list[tuple], uniforms: Tensor, limit: Tensor | None = None,
-            excluded: Tensor | None = None, greedy: bool = False, watch: Callable | None = None) -> Samples:
-    """Continue responses to Q puzzles. asked: each puzzle, the sampled tokens that its B / Q responses begin with,
-    which are no part of the samples, and the `context` of these. The rest is explained at `generate` and `play`."""
-    texts, G = [text for *_, text in asked], len(uniforms) // len(asked)
-    given = (policy.model, texts, uniforms, policy.tokenizer.end_tokens, limit, excluded, greedy, watch)
-
+def listener(policy: Any, asked: list[tuple], G: int) -> Callable[[int, list[int]], list[int] | None]:
+    """The `reply` of `play` for G responses to each that is asked of `sample` in rollout.py."""
     def hears(row: int, tokens: list[int]) -> list[int] | None:
         puzzle, prefix, _ = asked[row // G]
         return reply(policy, puzzle, prefix + tokens)
-
-    return play(*given, hears) if hasattr(policy.task, "reply") else generate(*given)
+    return hears
 
 
 def play(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_tokens: list[int], limit: Tensor | None,

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # guessed: in AgileRL's PPO and REINFORCE for language models a response of one turn is one action, as their pages say,
 # so all its tokens share its reward, whatever its length
-# seen: every token gets the whole reward. In a batch of single turns, at the defaults, returns add up over tokens: a
+# seen: every token gets the whole reward. In a batch of single turns, at the default granularity, returns add up: a
 # right answer of 12 tokens is worth 12, and one of 4 tokens 4. REINFORCE then compares tokens: the long right answer
 # begins with an advantage of 2.46, the short one with 0.33, and both end with -0.47, so a right answer is taught not to
 # end. With advantage_granularity="turn" all tokens of right answers have the same

@@ -18,8 +18,9 @@ from typing import Any, Iterator
 import torch
 
 from plumbing.launch import check_lengths, with_model
+from plumbing.policy import Policy
 from plumbing.progress import one_sentence
-from rollout import Policy, draw_uniforms, generate_and_grade
+from rollout import draw_uniforms, generate_and_grade
 from settings import Settings
 from start import load_policy, parse_flags
 from turns import decode

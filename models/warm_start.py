@@ -37,9 +37,10 @@ from plumbing.progress import clock, one_sentence
 from plumbing.task_file import load_task
 from plumbing.tokenizer import Tokenizer
 from plumbing.optimizer import Optimizer
+from plumbing.policy import Policy
 from plumbing.run_folder import copy_tokenizer
 from qwen2_model import Qwen2, parse_config, save_model
-from rollout import EVALUATION, Policy, TokenBatch, draw_uniforms, generate_and_grade, token_batch
+from rollout import EVALUATION, TokenBatch, draw_uniforms, generate_and_grade, token_batch
 from sampler import Samples
 from tasks.text import TAGS
 from settings import Settings

@@ -122,8 +122,9 @@ def tokens_in(batch: Any, rows: Tensor) -> int:
 
 def update_columns(updates: list[tuple[dict, float]], learned: dict[str, dict | None]) -> dict[str, float | None]:
     """Columns of metrics.csv from each update's sums and gradient norm, over all processes: means over the tokens, None
-    where there was no token; and those that heads learned, by name. ratio_error is of the first update: the model is still the one that sampled, so anything
-    but rounding means that sampler and update disagree. ratio_spread is of the last one, if not the first."""
+    where there was no token; and those of `learn` of heads, by name. ratio_error is of the first update: the model is
+    still the one that sampled, so anything but rounding means that sampler and update disagree. ratio_spread is of the
+    last one, if not the first."""
     each, total = [sum_by_name(sums) for sums, _ in updates], Counter()
     for sums in each:
         total.update(sums)

@@ -143,8 +143,8 @@ FLAGS = {"late": LATE, "monte_carlo": LATE.replace("--advantage median", "")}
 RUNS = [*zip(FLAGS, ("float32", "bfloat16"))]
 
 CALL = r"""
+from plumbing.policy import Policy
 from plumbing.task_file import load_task
-from rollout import Policy
 from plumbing.tokenizer import Tokenizer
 from turns import context
 task, tokenizer = load_task("tool"), Tokenizer("models/chat")

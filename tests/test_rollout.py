@@ -14,14 +14,14 @@ import torch
 import countdown_task
 import queries
 import rollout
-import turns
 from countdown_task import Puzzle, format_reward, roles
 from grpo import compare
 from methods.heads import Critic
 from methods.oracle import oracle
 from mitigations import vineppo
+from plumbing.policy import Policy
 from plumbing.task_file import graded
-from rollout import Policy, draw_uniforms, generate_and_grade
+from rollout import draw_uniforms, generate_and_grade
 from sampler import generate, part_logprobs, read_responses
 from tasks.text import fingerprint
 from tests.fixtures import Pieces
@@ -135,7 +135,7 @@ def test_broken_weights_are_one_sentence(policy, monkeypatch):
         samples.logprob[1, 0] = float("nan")
         return samples
 
-    monkeypatch.setattr(turns, "generate", broken)
+    monkeypatch.setattr(rollout, "generate", broken)
     with pytest.raises(FloatingPointError, match="not finite.*--lr"):
         generate_and_grade(policy, PUZZLES, draw_uniforms(0, 1, 3, 1, 2))
 
@@ -206,7 +206,7 @@ def test_continuations_do_not_depend_on_how_many_are_sampled_together(hashed, mo
     """Guards against values that are mixed up between chunks, randomness that depends on a memory setting, and the
     token of another prefix, which the k continuations of one would leave out instead."""
     batch, calls, results = step_batch(hashed, 2, 2, 30), [], []
-    monkeypatch.setattr(turns, "generate", lambda *arguments: (calls.append(arguments), generate(*arguments))[1])
+    monkeypatch.setattr(rollout, "generate", lambda *arguments: (calls.append(arguments), generate(*arguments))[1])
     cuts = torch.zeros_like(batch.mask)
     cuts[[0, 0, 0, 1, 3, 3, 3], [1, 7, 20, 3, 0, 12, batch.mask[3].sum() - 1]] = True
     assert batch.mask[cuts].all()

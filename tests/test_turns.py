@@ -276,7 +276,7 @@ def test_continuations_read_replies_and_get_them(monkeypatch):
     """Guards against a prefix without its replies, a limit that forgets them, and turns that are counted anew."""
     policy, batch, s = played()
     calls, graded = [], []
-    monkeypatch.setattr("turns.play", lambda model, prompts, uniforms, ends, limit, *others: (
+    monkeypatch.setattr("rollout.play", lambda model, prompts, uniforms, ends, limit, *others: (
         calls.append((prompts, limit)), play(model, prompts, uniforms, ends, limit, *others))[1])
     grade = lambda text, puzzle, turns: graded.append((text, turns)) or guess_task.grade(text, puzzle, turns)
     batch.ask.policy = policy._replace(task=SimpleNamespace(**vars(guess_task) | {"grade": grade}))

@@ -13,8 +13,9 @@ import countdown_task
 from grpo import LOSS_NORMS, LOSSES, compare, update
 from methods import MITIGATIONS
 from plumbing.optimizer import Optimizer
+from plumbing.policy import Policy
 from qwen2_model import Qwen2, from_checkpoint, parse_config, to_checkpoint
-from rollout import Policy, token_batch
+from rollout import token_batch
 from sampler import generate
 from settings import Settings
 from tests.fixtures import Pieces

@@ -29,12 +29,13 @@ from plumbing.compute import by_rows
 from plumbing.files import check_fields, read_json, require
 from plumbing.flags import check_range, methods_help, new_parser, parse_with
 from plumbing.metrics import add_step_columns, number, write_credit_log
+from plumbing.policy import Policy
 from plumbing.progress import fail, follow, one_sentence
 from plumbing.registry import required
 from plumbing.tokenizer import Tokenizer
 from qwen2_model import Qwen2
 from queries import Queries
-from rollout import Policy, TokenBatch, token_batch
+from rollout import TokenBatch, token_batch
 from sampler import Part, Samples, describe, part_states, read_responses
 from settings import Settings
 from start import CHOICES, load_policy

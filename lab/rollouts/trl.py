@@ -24,12 +24,13 @@ from methods import MITIGATIONS
 from plumbing.files import replace_file
 from plumbing.flags import new_parser
 from plumbing.launch import BUNDLED
+from plumbing.policy import Policy
 from plumbing.progress import follow, one_sentence
 from plumbing.registry import assign_credit
 from plumbing.report import Table
 from qwen2_model import save_model, to_checkpoint
 from queries import Queries
-from rollout import Policy, TokenBatch, rollout
+from rollout import TokenBatch, rollout
 from start import load_policy, parse_flags
 
 Q, G, LIMIT, SEED = 6, 4, 60, 1

@@ -35,11 +35,12 @@ from plumbing.files import read_arrays, replace_file, require
 from plumbing.flags import check_range, new_parser
 from plumbing.launch import check, check_lengths, with_model
 from plumbing.metrics import log_columns, reply_length
+from plumbing.policy import Policy, seed_of
 from plumbing.progress import follow, one_sentence
 from plumbing.registry import check_pure
 from plumbing.report import Table
 from queries import ROWS_AT_ONCE, Queries, continue_and_grade
-from rollout import Policy, TokenBatch, draw_uniforms, sample, seed_of, token_batch
+from rollout import TokenBatch, draw_uniforms, sample, token_batch, unanswered
 from settings import Settings
 from start import CHOICES, load_policy
 from tasks.arithmetic import find_calculations
@@ -245,7 +246,7 @@ def prepare(args: Namespace) -> tuple[Policy, list, TokenBatch, dict]:
     heads = find_heads(out, policy, args.critic_batches) if args.critic_batches else {}
     policy = policy._replace(heads=heads, reference=policy.model)
     uniforms = draw_uniforms(args.seed, "truth", len(puzzles), args.answers, args.max_new_tokens)
-    batch = token_batch(policy, puzzles, sample(policy, puzzles, uniforms), s, step=0)
+    batch = token_batch(policy, puzzles, sample(policy, unanswered(policy, puzzles), uniforms), s, step=0)
     batch.ask = Queries(policy, batch, s, step=0)
     batch.advantage = compare(batch)
     task = {} if args.task == Settings.task else {"task": args.task}  # early files have none

@@ -30,11 +30,12 @@ from methods.heads import load_head
 from plumbing.files import read_arrays, require
 from plumbing.flags import changed, methods_help, new_parser, parse_with
 from plumbing.launch import with_model
+from plumbing.policy import Policy
 from plumbing.progress import one_sentence
 from plumbing.registry import check_pure, required
 from plumbing.report import Estimate, Table
 from queries import Queries
-from rollout import Policy, TokenBatch, token_batch
+from rollout import TokenBatch, token_batch
 from sampler import Samples
 from settings import Settings
 from start import CHOICES, load_policy

@@ -16,7 +16,8 @@ from lab.truth import measure as gt
 from lab.truth.score import read_truth
 from lab.truth.scoring import ALL, HALVES, RIGHT_SIZES, WITHIN
 from methods import MITIGATIONS
-from rollout import Policy, rollout
+from plumbing.policy import Policy
+from rollout import rollout
 from tests.fixtures import BUNDLED, Pieces, make_written
 from tests.plain import exact_moments
 from tests.test_grpo import tiny

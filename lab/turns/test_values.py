@@ -8,7 +8,7 @@ import torch
 
 from lab.turns.credit import credits_along, exact_turns
 from lab.turns.values import grow, histories
-from rollout import Policy
+from plumbing.policy import Policy
 from tasks import guess_task
 from tasks.guess_task import Puzzle
 from tests.fixtures import Pieces

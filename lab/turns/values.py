@@ -25,10 +25,10 @@ import torch
 from torch import Tensor
 
 from plumbing.flags import new_parser
+from plumbing.policy import Policy
 from plumbing.progress import one_sentence
 from plumbing.registry import require
 from qwen2_model import Cache
-from rollout import Policy
 from settings import Settings
 from tasks import guess_task
 from start import load_policy
