@@ -8,8 +8,8 @@ task is a module such as countdown_task.py; the code here knows nothing of Count
 
 Run it:  python train.py --mitigation none
 """
+import functools
 from dataclasses import dataclass, field
-from functools import cache
 from types import ModuleType
 from typing import Any, Callable
 
@@ -95,7 +95,7 @@ def draw_puzzles(training: list, s: Settings, step: int) -> list:
     """The Q puzzles of a step: puzzle i of the run is number i % N of epoch i // N. Every epoch shuffles the N training
     puzzles anew, in an order that depends on the seed alone."""
     N, first = len(training), (step - 1) * s.questions
-    order = cache(lambda epoch: np.random.default_rng(seed_of("order", s.seed, epoch)).permutation(N))
+    order = functools.cache(lambda epoch: np.random.default_rng(seed_of("order", s.seed, epoch)).permutation(N))
     return [training[order(i // N)[i % N]] for i in range(first, first + s.questions)]  # counted since the run began
 
 
