@@ -16,8 +16,8 @@ venv/bin/pip install -q torch==2.13.0 tensordict==0.13.0 transformers==5.14.1 pe
     packaging==26.4 termcolor==3.3.0 dill==0.4.1 tqdm==4.70.1 rich==15.0.0 tabulate==0.10.0 pillow==13.0.0 \
     fastrand==3.1.0 wandb==0.31.0
 venv/bin/python -c "import triton" 2>/dev/null || PIP_NO_DEPS=1 venv/bin/pip install -q triton==3.9.0
-PIP_NO_DEPS=1 venv/bin/pip install -q agilerl==2.58.0 agilerl-arena==1.29.0 liger-kernel==0.8.2 \
-    bitsandbytes==0.49.2 openenv==0.4.1
+PIP_NO_DEPS=1 venv/bin/pip install -q agilerl-arena==1.29.0 liger-kernel==0.8.2 bitsandbytes==0.49.2 openenv==0.4.1
+PIP_NO_DEPS=1 venv/bin/pip install -q agilerl==2.58.0 transformers==5.14.1 torch==2.13.0
 venv/bin/python -W ignore - 2>errors.txt <<'EOF' || { cat errors.txt; exit 1; }
 import torch
 from agilerl.algorithms.ppo_llm import PPO

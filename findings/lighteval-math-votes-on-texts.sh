@@ -10,8 +10,9 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$work"
 python3 -m venv venv
-venv/bin/pip install -q lighteval==0.13.0 inspect-ai==0.3.285 transformers==5.23.0 torch==2.13.0 datasets==5.2.0 \
-    accelerate==1.15.0 scikit-learn==1.9.1 sacrebleu==2.6.0 numpy==2.4.6 openai==3.57.0 typer==0.29.2
+venv/bin/pip install -q datasets==5.2.0 accelerate==1.15.0 scikit-learn==1.9.1 sacrebleu==2.6.0 numpy==2.4.6 \
+    openai==3.57.0 typer==0.29.2
+venv/bin/pip install -q lighteval==0.13.0 inspect-ai==0.3.285 transformers==5.23.0 torch==2.13.0
 venv/bin/python -W ignore - 2>errors.txt <<'EOF' || { cat errors.txt; exit 1; }
 from lighteval.metrics.metrics_sample import MajAtN
 from lighteval.metrics.normalizations import math_normalizer

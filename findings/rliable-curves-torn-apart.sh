@@ -13,7 +13,8 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$work"
 python3 -m venv venv
-venv/bin/pip install -q rliable==1.2.0 arch==7.2.0 numpy==2.4.6 scipy==1.17.1 pandas==2.3.3 absl-py==2.5.1
+venv/bin/pip install -q scipy==1.17.1 pandas==2.3.3 absl-py==2.5.1
+venv/bin/pip install -q rliable==1.2.0 arch==7.2.0 numpy==2.4.6
 venv/bin/python -W ignore - <<'EOF'
 import numpy as np
 from rliable.library import get_interval_estimates
