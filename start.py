@@ -45,8 +45,8 @@ CHOICES = {"reward": ("graded", "random"), "shaping": SHAPINGS, "advantage": ADV
            "old_logprob": ("sampler", "update"), "kl_gradient": KL_GRADIENTS}
 
 
-def start(arguments: list[str], usage: str) -> tuple[tuple, dict]:
-    """The arguments of `train` for what a command line asks, and the last row of metrics.csv, {} in a new run.
+def start(arguments: list[str], usage: str) -> tuple:
+    """The arguments of `train` for what a command line asks; row is {} in a new run.
 
     usage: what --help says above the flags.
     """
@@ -74,7 +74,7 @@ def start(arguments: list[str], usage: str) -> tuple[tuple, dict]:
     parts = policy.parts if s.reward == "graded" else {"coin": 1}
     announce(optimizer.weights.values(), parts, len(training), len(heldout), folder, differences,
              done if resume else None)
-    return (s, mitigation, policy, training, heldout, optimizer, writer, done), row
+    return s, mitigation, policy, training, heldout, optimizer, writer, done, row
 
 
 def try_step(policy: Policy, optimizer: Optimizer, puzzles: list, s: Settings,

@@ -44,9 +44,9 @@ from start import start
 
 
 def train(s: Settings, mitigation: Callable[[TokenBatch], Tensor], policy: Policy, training: list, heldout: list,
-          optimizer: Optimizer, writer: Writer, done: int) -> dict:
-    """GRPO from step done + 1 to the last one. Returns the last row of metrics.csv, {} where there was no step."""
-    row, began = {}, time.perf_counter()
+          optimizer: Optimizer, writer: Writer, done: int, row: dict) -> dict:
+    """GRPO from step done + 1 to the last one. row: the last one of metrics.csv so far. Returns the last one then."""
+    began = time.perf_counter()
     for step in range(done + 1, s.steps + 1):
         step_began = time.perf_counter()
         optimizer.set_lr(learning_rate(s, step))  # the same in every step, by default
@@ -114,8 +114,7 @@ def measure_end(row: dict, policy: Policy, heldout: list, s: Settings) -> dict[s
 def main() -> None:
     """Train as the command line says. What can't work is refused in one sentence, before anything is written."""
     with one_sentence("interrupted before training began"):
-        arguments, row = start(sys.argv[1:], __doc__)
-    s, _, policy, _, heldout, _, writer, done = arguments
+        s, mitigation, policy, training, heldout, optimizer, writer, done, row = start(sys.argv[1:], __doc__)
     name = shlex.quote(str(writer.run))
     with one_sentence(f"interrupted; continue with: python train.py --resume {name}", writer.run):
         if done == 0:
@@ -123,7 +122,7 @@ def main() -> None:
             row = {"step": 0} | measure_heldout(policy, heldout, s)
             print(f"start{heldout_text(row)}", flush=True)
             writer.start(row)
-        row = train(*arguments) or row
+        row = train(s, mitigation, policy, training, heldout, optimizer, writer, done, row)
         writer.finish(measure_end(row, policy, heldout, s))
         print(f"wrote {writer.run}" + (f"; read it with: python analyze.py {name}" if s.steps else ""))
     leave()  # the other processes, if there are any
