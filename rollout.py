@@ -30,7 +30,9 @@ EVALUATION = "evaluation"  # instead of a step, for the random numbers of an eva
 
 @dataclass
 class TokenBatch:
-    """Everything a credit function may look at: the B responses of one step, padded on the right to T tokens.
+    """Everything a credit function may look at: the B responses of one step, padded on the right to T tokens. What was
+    sampled (tokens to before), how it was graded (grades to format), what had been asked (group to task), and what each
+    token is (role to spans).
 
     Column t is the t-th token of the response; padding is 0 or False. Nothing carries a gradient. The batch is built
     once a step, before it is cut into micro-batches. The G responses to a puzzle are neighbours.
