@@ -1,5 +1,7 @@
-"""How formulas are computed: in parts that fit into memory, in a dtype that the processor is quick at, without reading
-a text twice, by a kernel of the GPU. What they compute is said in qwen2_model.py and sampler.py. Nothing here knows it.
+"""How formulas are computed: in parts that fit into memory, in a dtype that the processor is quick at, by a kernel of
+the GPU, and without reading a text twice. The formulas stand in qwen2_model.py and sampler.py.
+
+A first reading can skip it.
 """
 import math
 from functools import partial, wraps
@@ -25,9 +27,10 @@ def recomputed(function: Callable) -> Callable:
 
 def by_rows(function: Callable, numbers: int, at_once: int, *rows: Tensor | None,
             kept: float = math.inf) -> Tensor | tuple[Tensor, ...]:
-    """function(*rows), a tensor or a tuple of some, whose rows are those of its arguments, or None for an argument.
+    """function(*rows): a tensor, or a tuple of tensors, with a row for each row of its arguments, which may be None.
 
-    It makes so many numbers a row: at most at_once at a time, and again in the backward pass if it would keep more.
+    It makes `numbers` numbers a row: at most at_once of them at a time, and again for the backward pass where that
+    would keep more than `kept`.
     """
     if torch.is_grad_enabled() and len(rows[0]) * numbers > kept:
         function = recomputed(function)

@@ -1,4 +1,5 @@
-"""Caches to sample with, a token a row and step: one that is filled in place, and one whose step is recorded.
+"""Caches to sample with, a token a row and step: one that is filled in place, and one whose step is recorded. A first
+reading can skip them.
 
 On a GPU a decode step is a CUDA graph: its kernels are recorded once and replayed together, since the GPU would wait
 for Python else. A replay has the same shapes each time. So it computes all B rows, those that have ended, too, and
