@@ -7,6 +7,7 @@ Settings.
 
 Run it:  python train.py --mitigation vineppo
 """
+from functools import partial
 from typing import Callable
 
 import torch
@@ -14,13 +15,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from plumbing.metrics import sampling_cost, tokens_in
+from plumbing.policy import Policy, seed_of
 from plumbing.processes import shared
 from qwen2_model import Qwen2, probabilities, wide
-from plumbing.policy import Policy, seed_of
 from rollout import TokenBatch, decode_and_grade, responses, sample, tokens_of
 from sampler import Part, Samples, part_logprobs, part_states, read_responses
 from settings import Settings
-from turns import interleave, replies
+from turns import replies, transcript
 
 ROWS_AT_ONCE = 768  # continuations that are sampled together
 
@@ -129,7 +130,7 @@ class Queries:
         asked, begun = [], []  # n each: see `sample`; and the length of the prefix with its replies
         for q, row, t in zip(batch.group[rows].tolist(), *starts.T.tolist()):
             puzzle, prefix = batch.puzzles[q], batch.tokens[row, :t].tolist()
-            said = interleave(prefix, replies(self.policy, puzzle, prefix))
+            said = transcript(self.policy, puzzle, prefix)
             asked.append((puzzle, prefix, batch.prompts[q] + said))
             begun.append(len(said))
         left = self.s.max_new_tokens - torch.tensor(begun)  # (n,) of the limit, in which replies count, too
@@ -137,7 +138,8 @@ class Queries:
         samples, grades = continue_and_grade(self.policy, asked, uniforms[..., : left.max()].flatten(0, 1),
                                              left.repeat_interleave(k), excluded)
         sampled, read = sampling_cost([text for *_, text in asked], samples)
-        self.tokens_sampled, self.tokens_read = self.tokens_sampled + sampled, self.tokens_read + read
+        self.tokens_sampled += sampled
+        self.tokens_read += read
         return torch.tensor([grade["reward"] for grade in grades], dtype=torch.float64).view(-1, k)
 
 
@@ -149,11 +151,13 @@ def continue_and_grade(policy: Policy, asked: list[tuple], uniforms: Tensor, lim
     included. excluded (B,): a token that may not be the first new one. The samples have the new tokens alone.
     """
     samples, G = sample(policy, asked, uniforms, limit, excluded), len(uniforms) // len(asked)
-    begun = [asked[i // G][:2] for i in range(len(uniforms))]  # B: the puzzle and the prefix of each
-    tokens = [prefix + new for (_, prefix), new in zip(begun, tokens_of(samples))]  # B
-    before = [replies(policy, puzzle, prefix) | {len(prefix) + t: said for t, said in new.items()}
-              for (puzzle, prefix), new in zip(begun, samples.before)]
-    return samples, decode_and_grade(policy, [puzzle for puzzle, *_ in asked], tokens, before)[1]
+    puzzles, prefixes, _ = map(list, zip(*asked))  # Q each
+    heard = [*map(partial(replies, policy), puzzles, prefixes)]  # Q, before the new tokens
+    tokens = [prefixes[i // G] + new for i, new in enumerate(tokens_of(samples))]  # B
+    before = [heard[i // G] | {len(prefixes[i // G]) + t: said for t, said in new.items()}
+              for i, new in enumerate(samples.before)]
+    _, grades = decode_and_grade(policy, puzzles, tokens, before)
+    return samples, grades
 
 
 # ------------------------------------------------------------------------------------------- readers of one question

@@ -180,8 +180,8 @@ class Qwen2(nn.Module):
 
         The cache grows by S columns. hide (R, 1, S, S): where a new token may not see another one.
         """
-        # Columns before this call. When the backward pass computes a layer again, its keys are in the cache already, and
-        # `extend` puts the new ones in their place, behind `past`.
+        # Columns before this call. When the backward pass computes a layer again, its keys are in the cache already,
+        # and `extend` puts the new ones in their place, behind `past`.
         past = cache.position.shape[1]
         position = cache.advance(tokens.shape[1])  # (R, S) of the new tokens in the texts of their rows
         angle = position[:, None, :, None].float() * self.frequency  # (R, 1, S, d / 2)

@@ -158,8 +158,8 @@ def read_prompts(model: Qwen2, prompts: list[list[int]]) -> tuple[Cache, Tensor]
 
 
 class Part(NamedTuple):
-    """Some of b responses: r of about the same length, as the model reads them. Here two, x y to the prompt a b c, and z
-    to d e:
+    """Some of b responses: r of about the same length, as the model reads them. Here two, x y to the prompt a b c, and
+    z to d e:
 
         in the cache    inputs    sampled    tokens
         a b             c x       1 1        x y z

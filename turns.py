@@ -45,9 +45,9 @@ def replies(policy: Any, puzzle: Any, tokens: list[int]) -> dict[int, list[int]]
     return {t: reply(policy, puzzle, tokens[:t]) for t, token in enumerate(tokens, 1) if token in ends}
 
 
-def context(policy: Any, puzzle: Any, tokens: list[int]) -> list[int]:
-    """What the model reads before it continues these tokens of a response: the prompt, and all that was said."""
-    return policy.prompt(puzzle) + interleave(tokens, replies(policy, puzzle, tokens))
+def transcript(policy: Any, puzzle: Any, tokens: list[int]) -> list[int]:
+    """What the model reads behind the prompt before it continues these tokens of a response: all that was said."""
+    return interleave(tokens, replies(policy, puzzle, tokens))
 
 
 def interleave(tokens: list[int], before: dict[int, list[int]]) -> list[int]:

@@ -33,12 +33,12 @@ from torch.nn.utils.rnn import pad_sequence
 from grpo import update
 from plumbing.flags import new_parser
 from plumbing.metrics import standard_error
-from plumbing.progress import clock, one_sentence
-from plumbing.task_file import load_task
-from plumbing.tokenizer import Tokenizer
 from plumbing.optimizer import Optimizer
 from plumbing.policy import Policy
+from plumbing.progress import clock, one_sentence
 from plumbing.run_folder import copy_tokenizer
+from plumbing.task_file import load_task
+from plumbing.tokenizer import Tokenizer
 from qwen2_model import Qwen2, parse_config, save_model
 from rollout import EVALUATION, TokenBatch, draw_uniforms, generate_and_grade, token_batch
 from sampler import Samples

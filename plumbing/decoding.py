@@ -28,11 +28,14 @@ class Roomy:
 
     def __init__(self, cache: Any, room: int):
         cache.keys, cache.values = ([F.pad(x, (0, 0, 0, room)) for x in side] for side in (cache.keys, cache.values))
-        self.cache, self.advance, self.mask = cache, cache.advance, cache.mask  # which know the positions
+        self.cache, self.mask = cache, cache.mask
 
     @property
     def position(self) -> Tensor:
         return self.cache.position
+
+    def advance(self, S: int) -> Tensor:
+        return self.cache.advance(S)
 
     def extend(self, layer: int, past: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         keys, values = (side[layer][:, :, : past + 1] for side in (self.cache.keys, self.cache.values))
@@ -61,7 +64,7 @@ class Replayed(Roomy):
 
     def __init__(self, model: Any, cache: Any, room: int):
         super().__init__(cache, room)
-        self.model, self.advance, (B, past) = model, self.advance_all, cache.position.shape
+        self.model, (B, past) = model, cache.position.shape
         self.rows = torch.arange(B, device=cache.length.device)  # (B',) the running ones
         self.token, self.column = torch.zeros_like(self.rows)[:, None], self.rows.new_tensor([past - 1])  # the latest
         cache.position = F.pad(cache.position, (0, room), value=2**62)  # (B, columns) a row never gets that far
@@ -97,7 +100,7 @@ class Replayed(Roomy):
 
     # What a model asks of its cache, in fixed shapes.
 
-    def advance_all(self, S: int) -> Tensor:
+    def advance(self, S: int) -> Tensor:
         own = self.cache.length[:, None].clone()  # (B, 1)
         self.cache.length += 1  # in place, for the graph
         self.column += 1

@@ -47,8 +47,9 @@ class Policy(NamedTuple):
     def for_step(self, s: Settings, step: int, *purpose: str) -> Self:
         """The policy, which grades a step's responses by a fair coin of its own if --reward random says so: success
         must not rise then. The format is graded as usual, but it is no part of the reward."""
-        coin = np.random.default_rng(seed_of("coin", s.seed, step, *purpose))
-        return self._replace(coin=coin) if s.reward == "random" else self
+        if s.reward != "random":
+            return self
+        return self._replace(coin=np.random.default_rng(seed_of("coin", s.seed, step, *purpose)))
 
     def prompt(self, puzzle: Any) -> list[int]:
         """The tokens of a puzzle's prompt. The task returns messages, or text, or a tuple of pieces: the first, third,

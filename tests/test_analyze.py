@@ -227,8 +227,8 @@ def test_errors_are_clustered_by_puzzle(run, tokenizer, monkeypatch):
 
 
 def test_top_tokens_are_paid_within_their_type(tokenizer):
-    """Guards against frequent tokens without a gradient, sums that cancel, one token's types mixed, and parts of letters
-    that all look the same."""
+    """Guards against frequent tokens without a gradient, sums that cancel, one token's types mixed, and parts of
+    letters that all look the same."""
     bar = tokenizer.library.token_to_id("|") or 300
     log = dict(role=np.array([0, 0, 0, 1, 2] + [1] * 10), token=np.array([300, 301, 301, 301, bar, *range(310, 320)]),
                gradient=np.array([1.9, -1, 1, 5, 0] + [0.5] * 10))

@@ -113,8 +113,12 @@ def test_a_wrong_advantage_is_named(wrong, monkeypatch):
         grpo.compare(make_batch([1] * 4, [0.0] * 4, [0, 0, 1, 1], reward=torch.tensor([0.0, 1, 0, 0])), "mine")
 
 
+ON_POLICY = {"ppo": [2, -2, 0.5], "gspo": [2, -2, 0.5], "cispo": [-2, 2, -0.5]}  # gains
+
+
 @pytest.mark.parametrize("loss, ratio, credit, gain, slope", [
-    *((loss, [1.0] * 3, [2, -2, 0.5], None, [2, -2, 0.5]) for loss in grpo.LOSSES),  # on-policy, any gain will do
+    # On-policy, credit is the gradient, also of a reader's own loss, whose gain may be anything.
+    *((loss, [1.0] * 3, [2, -2, 0.5], ON_POLICY.get(loss), [2, -2, 0.5]) for loss in grpo.LOSSES),
     ("ppo", [1.2, 0.95], [2, -2], [2.4, -1.9], [2.4, -1.9]),  # within the limits 0.9 and 1.3
     ("ppo", [1.5, 0.5], [2, -2], [2.6, -1.8], [0, 0]),  # moved far in the direction of the credit: no more gradient
     ("ppo", [0.5, 1.5], [2, -2], [1.0, -3.0], [1.0, -3.0]),  # moved far against it: the gradient pulls back

@@ -34,7 +34,7 @@ from methods.oracle import SURE
 from plumbing.files import read_arrays, replace_file, require
 from plumbing.flags import check_range, new_parser
 from plumbing.launch import check, check_lengths, with_model
-from plumbing.metrics import log_columns, reply_length
+from plumbing.metrics import log_columns
 from plumbing.policy import Policy, seed_of
 from plumbing.progress import follow, one_sentence
 from plumbing.registry import check_pure
@@ -45,7 +45,7 @@ from settings import Settings
 from start import CHOICES, load_policy
 from tasks.arithmetic import find_calculations
 from tasks.text import anchors
-from turns import context, replies
+from turns import transcript
 
 PACKET = 8  # rollouts that start together; the two halves of a packet belong to two independent estimates
 SAVE_EVERY = 10.0  # seconds
@@ -87,12 +87,13 @@ def roll(policy: Policy, puzzles: list, truth: dict, rows: np.ndarray, packets: 
     number = truth["packets"][token] + np.concatenate([np.arange(n) for n in packets])  # (m,) of the packet
     position = truth["position"][token].astype(int)  # (m,)
     begun = [(puzzles[truth["group"][i]], truth["token"][i - t : i].tolist()) for i, t in zip(token, position)]  # m
-    heard = [reply_length([replies(policy, *one)]) for one in begun]  # m, tokens of replies
-    left = limit - position - np.array(heard)  # (m,)
+    said = [transcript(policy, *one) for one in begun]  # m
+    left = limit - np.array([*map(len, said)])  # (m,)
     uniforms = np.zeros((len(token), PACKET, left.max()))
     for i, key in enumerate(zip(truth["response"][token].tolist(), position.tolist(), number.tolist())):
         uniforms[i, :, : left[i]] = np.random.default_rng(seed_of("truth", seed, *key)).random((PACKET, left[i]))
-    asked, taken = [(*one, context(policy, *one)) for one in begun], truth["token"][token].astype(int)  # m, (m,)
+    asked = [(puzzle, prefix, policy.prompt(puzzle) + text) for (puzzle, prefix), text in zip(begun, said)]  # m
+    taken = truth["token"][token].astype(int)  # (m,)
     samples, grades = continue_and_grade(policy, asked, torch.from_numpy(uniforms).flatten(0, 1), *(
         torch.from_numpy(x.repeat(PACKET)) for x in (left, taken)))
     return np.array([grade["answer"] for grade in grades]).reshape(-1, PACKET), int(samples.mask.sum())
