@@ -10,7 +10,7 @@ from lab.arms import Room, main
 ARMS = {  # the method's flags and its rates, each sqrt(2) times the one before
     "RLOO": ("none --advantage rloo", ("1.4e-4", "2e-4", "2.8e-4", "4e-4")),
     "RLOO, 45 responses": ("none --advantage rloo --answers 45", ("2e-4", "2.8e-4", "4e-4", "5.6e-4")),
-    "oracle, k=4": ("oracle --k 4", ("2e-4", "2.8e-4", "4e-4"))}
+    "oracle, k=4": ("oracle --k 4", ("2e-4", "2.8e-4", "4e-4", "5.6e-4"))}
 
 ROOM = Room(
     Path(__file__).parent,
