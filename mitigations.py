@@ -241,7 +241,7 @@ def segment_credit(batch: TokenBatch, cuts: Tensor, k: int) -> Tensor:
     V = rewards.view(-1, 1).repeat(1, cuts.shape[1] + 1)  # (B, T + 1) where each segment begins; after the last: r
     V[:, 0] = others.flatten()
     row, t = cuts.nonzero(as_tuple=True)
-    V[row, segment[row, t]] = batch.ask.rollout_values(cuts, k)[row, t].to(V)
+    V[row, segment[row, t]] = batch.ask.rollout_values(k * cuts)[row, t].to(V)
     return (V.gather(1, segment + 1) - V.gather(1, segment)).to(batch.logprob)
 
 

@@ -18,10 +18,10 @@ from plumbing.metrics import sampling_cost, tokens_in
 from plumbing.policy import Policy, seed_of
 from plumbing.processes import shared
 from qwen2_model import Qwen2, probabilities, wide
-from rollout import TokenBatch, decode_and_grade, responses, sample, tokens_of
-from sampler import Part, Samples, part_logprobs, part_states, read_responses
+from rollout import TokenBatch, generate_and_grade, responses
+from sampler import Part, part_logprobs, part_states, read_responses
 from settings import Settings
-from turns import replies, transcript
+from turns import Prefix
 
 ROWS_AT_ONCE = 768  # continuations that are sampled together
 
@@ -52,7 +52,8 @@ class Queries:
 
         Of the last layer, averaged over its heads.
         """
-        return self.once("attention", lambda: self.read(attention_paid, self.policy.model, None, self.batch.mask))
+        return self.once("attention", lambda: self.read(partial(attention_paid, self.batch.tokens.shape[1]),
+                                                         self.policy.model))
 
     @torch.no_grad()
     def head(self, name: str) -> Tensor:
@@ -73,7 +74,7 @@ class Queries:
         in hide (R, T)."""
         if not len(rows):
             return self.batch.logprob[:0]  # (0, T)
-        return self.read(logprobs_without, self.policy.model, rows, hide, self.batch.mask[rows])
+        return self.read(logprobs_without, self.policy.model, rows, hide)
 
     def generator(self, name: str) -> torch.Generator:
         """A new generator, seeded by --seed, step and name: every call returns one in the same state.
@@ -83,104 +84,80 @@ class Queries:
         return torch.Generator().manual_seed(seed_of(name, self.s.seed, self.step))
 
     @torch.no_grad()
-    def read(self, reader: Callable, model: Qwen2, rows: Tensor | None = None, *per_row: Tensor) -> Tensor:
-        """What a reader (see `read_responses` of sampler.py) finds, (R, T, ...), in the responses rows (R,), or in all.
-
-        per_row: arguments with a row for each response.
-        """
+    def read(self, reader: Callable, model: Qwen2, rows: Tensor | None = None, *given: Tensor) -> Tensor:
+        """What a reader finds, (R, T, ...), in the responses rows (R,), or in all. given (R, T, ...): what it is told of
+        each token. See `read_responses` of sampler.py."""
         batch, T = self.batch, self.batch.tokens.shape[1]
         rows = (torch.arange(len(batch.tokens)) if rows is None else rows).to(batch.tokens.device)
         self.tokens_read += tokens_in(batch, rows)
 
         def read_some(mine: list[int]) -> tuple[Tensor]:
-            found = read_responses(reader, model, *responses(batch, rows[mine]), [x[mine] for x in per_row],
+            found = read_responses(reader, model, *responses(batch, rows[mine]), [x[mine] for x in given],
                                    self.s.micro_batch)  # (R, T, ...), or wider by replies
             return (found[:, :T],)
 
         (found,) = shared(read_some, list(range(len(rows))))  # (R, T, ...)
         return found.to(batch.tokens.device)
 
-    def rollout_values(self, counts: Tensor, k: int = 1, other: bool = False) -> Tensor:
-        """The mean reward (B, T) of k times counts (B, T) continuations of the text before each token (column 0: of the
-        prompt alone), 0 where there are none.
+    def rollout_values(self, counts: Tensor, other: bool = False) -> Tensor:
+        """The mean reward (B, T) of so many continuations, counts (B, T), of the text before each token (column 0: of
+        the prompt alone), 0 where there are none.
 
         In float64, and the mean of equal rewards is that reward. A continuation has as many tokens as the limit
-        still allows. other: it begins with any token but the actual one. Prefixes of similar length are sampled
-        together, k continuations of one side by side.
+        still allows. other: it begins with any token but the actual one. Prefixes of like length are sampled together.
         """
         counts = counts.cpu().long()  # (B, T)
-        starts = counts.nonzero().repeat_interleave(counts[counts > 0], 0)  # (N, 2) response and position
-        uniforms = torch.rand(len(starts), k, self.s.max_new_tokens, generator=self.generator("rollouts"),
-                              dtype=torch.float64)  # (N, k, limit)
-        rewards = torch.zeros(len(starts), k, dtype=torch.float64)  # (N, k)
-        order = starts[:, 1].argsort(stable=True)  # (N,) shortest prefix first
-        for chunk in order.split(max(1, ROWS_AT_ONCE // k)) if len(order) else ():  # (n,)
-            rewards[chunk] = self.continue_from(starts[chunk], uniforms[chunk], other)  # (n, k)
-        where, zero = tuple(starts.T), torch.zeros(counts.shape, dtype=torch.float64)
-        first = zero.index_put(where, rewards[:, 0])  # (B, T) a reward of each prefix
-        more = zero.index_put(where, (rewards - first[where][:, None]).sum(1), accumulate=True)
-        return (first + more / (k * counts).clamp(min=1)).to(self.batch.tokens.device)
+        places, each = counts.nonzero(), counts[counts > 0]  # (m, 2) response and position; (m,) continuations there
+        starts = places.repeat_interleave(each, 0)  # (N, 2) where each continuation starts
+        uniforms = torch.rand(len(starts), self.s.max_new_tokens, generator=self.generator("rollouts"),
+                              dtype=torch.float64)  # (N, limit)
+        rewards, order = torch.zeros(len(starts), dtype=torch.float64), starts[:, 1].argsort(stable=True)  # (N,) each
+        for chunk in order.split(ROWS_AT_ONCE) if len(order) else ():  # (n,) shortest prefix first
+            rewards[chunk] = self.continue_from(starts[chunk], uniforms[chunk], other)
+        values = torch.zeros(counts.shape, dtype=torch.float64)  # (B, T)
+        for (i, t), own in zip(places.tolist(), rewards.split(each.tolist())):  # (continuations from there,)
+            values[i, t] = own[0] + (own - own[0]).mean()  # exactly the reward where all are equal
+        return values.to(self.batch.tokens.device)
 
     def continue_from(self, starts: Tensor, uniforms: Tensor, other: bool) -> Tensor:
-        """The rewards (n, k) of k continuations of each of n prefixes, with the random numbers uniforms (n, k, limit).
+        """The reward (n,) of a continuation from each of n places, with the random numbers uniforms (n, limit).
 
         starts (n, 2): a response, and the position of the first token that is sampled anew.
         """
-        batch, k, (rows, positions) = self.batch, uniforms.shape[1], starts.T  # (n,) each
-        asked, begun = [], []  # n each: see `sample`; and the length of the prefix with its replies
-        for q, row, t in zip(batch.group[rows].tolist(), *starts.T.tolist()):
-            puzzle, prefix = batch.puzzles[q], batch.tokens[row, :t].tolist()
-            said = transcript(self.policy, puzzle, prefix)
-            asked.append((puzzle, prefix, batch.prompts[q] + said))
-            begun.append(len(said))
-        left = self.s.max_new_tokens - torch.tensor(begun)  # (n,) of the limit, in which replies count, too
-        excluded = batch.tokens[rows, positions].repeat_interleave(k) if other else None  # (n * k,)
-        samples, grades = continue_and_grade(self.policy, asked, uniforms[..., : left.max()].flatten(0, 1),
-                                             left.repeat_interleave(k), excluded)
-        sampled, read = sampling_cost([text for *_, text in asked], samples)
+        batch, prefixes = self.batch, []  # n
+        for i, t in starts.tolist():
+            q, heard = batch.group[i], {column: said for column, said in batch.before[i].items() if column <= t}
+            prefixes.append(Prefix(batch.puzzles[q], batch.prompts[q], batch.tokens[i, :t].tolist(), heard))
+        begun = [prefix.response for prefix in prefixes]  # n
+        left = self.s.max_new_tokens - torch.tensor([*map(len, begun)])  # (n,) of the limit: replies count, too
+        excluded = batch.tokens[tuple(starts.T)] if other else None  # (n,)
+        samples, grades = generate_and_grade(self.policy, prefixes, uniforms[:, : left.max()], left, excluded)
+        texts = [prefix.prompt + response for prefix, response in zip(prefixes, begun)]  # n
+        sampled, read = sampling_cost(texts, samples)
         self.tokens_sampled += sampled
         self.tokens_read += read
-        return torch.tensor([grade["reward"] for grade in grades], dtype=torch.float64).view(-1, k)
-
-
-def continue_and_grade(policy: Policy, asked: list[tuple], uniforms: Tensor, limit: Tensor,
-                       excluded: Tensor | None) -> tuple[Samples, list[dict[str, float]]]:
-    """Continue each of Q responses B / Q times, and grade the B whole ones. asked: see `sample`.
-
-    uniforms (B, T): the random number behind each new token. limit (B,): the most new tokens each may get, replies
-    included. excluded (B,): a token that may not be the first new one. The samples have the new tokens alone.
-    """
-    samples, G = sample(policy, asked, uniforms, limit, excluded), len(uniforms) // len(asked)
-    puzzles, prefixes, _ = map(list, zip(*asked))  # Q each
-    heard = [*map(partial(replies, policy), puzzles, prefixes)]  # Q, before the new tokens
-    tokens = [prefixes[i // G] + new for i, new in enumerate(tokens_of(samples))]  # B
-    before = [heard[i // G] | {len(prefixes[i // G]) + t: said for t, said in new.items()}
-              for i, new in enumerate(samples.before)]
-    _, grades = decode_and_grade(policy, puzzles, tokens, before)
-    return samples, grades
+        return torch.tensor([grade["reward"] for grade in grades], dtype=torch.float64)
 
 
 # ------------------------------------------------------------------------------------------- readers of one question
 
 
-def attention_paid(model: Qwen2, part: Part, mask: Tensor) -> Tensor:
+def attention_paid(T: int, model: Qwen2, part: Part) -> Tensor:
     """What the state before each sampled token pays to each token of its response, (n, T), in the last layer, averaged
-    over its heads; mask (r, T). What is paid to the prompt and to replies is left out."""
+    over its heads. What is paid to the prompt and to replies is left out."""
     last, given = model.layers[-1], []
-    with last.register_forward_pre_hook(lambda _, arguments: given.extend(arguments)):
+    with last.register_forward_pre_hook(lambda _, arguments: given.extend(arguments)):  # of Layer.forward
         model.hidden(part.inputs, part.cache)
-    x, rotation, seen, _ = given
+    x, rotation, mask, _ = given
     q, _, _ = last.heads(x, rotation)  # (r, H, S, d)
-    paid = wide(probabilities(q, part.cache.keys[-1], seen).mean(1))  # (r, S, C)
-    own = F.pad(paid[:, :, seen.shape[3] - x.shape[1] + 1 :], (0, 1))  # (r, S, S) from each state to each token
-    found = own.new_zeros(*mask.shape, mask.shape[1])  # (r, T, T)
-    found[mask[:, :, None] & mask[:, None]] = own[part.sampled[:, :, None] & part.sampled[:, None]]
-    return found[mask]
+    paid = wide(probabilities(q, part.cache.keys[-1], mask).mean(1))[..., -x.shape[1] :]  # (r, S, S) to each input
+    paid = F.pad(paid[..., 1:], (0, 1))  # (r, S, S) to the token that each state predicts, which is the next input
+    return torch.cat([F.pad(to[own][:, own], (0, T - int(own.sum()))) for to, own in zip(paid, part.sampled)])
 
 
-def logprobs_without(model: Qwen2, part: Part, hide: Tensor, mask: Tensor) -> Tensor:
-    """log pi (n,) where no later token sees those that are marked in hide (r, T); mask (r, T)."""
-    marked = torch.zeros_like(part.sampled).masked_scatter(part.sampled, hide[mask])  # (r, S) what a state predicts
-    marked = F.pad(marked, (1, -1))[:, None, None]  # (r, 1, 1, S) what a column holds: the token before
+def logprobs_without(model: Qwen2, part: Part, hide: Tensor) -> Tensor:
+    """log pi (n,) where no later token sees those that are marked in hide (n,)."""
+    marked = torch.zeros_like(part.sampled).masked_scatter(part.sampled, hide)  # (r, S) of what each state predicts
+    marked = F.pad(marked[:, :-1], (1, 0))[:, None, None]  # (r, 1, 1, S) of each input, which is the token before that
     others = ~torch.eye(marked.shape[3], dtype=torch.bool, device=marked.device)  # a hidden token still sees itself
     return model.logprob(model.hidden(part.inputs, part.cache, marked & others)[part.sampled], part.tokens)

@@ -1,7 +1,7 @@
 """Rollout: puzzles -> prompts -> sampled tokens -> text -> grades, gathered in the batch that credit functions read.
 
 `generate` of sampler.py samples tokens. Here they become graded responses: those of a training step (`rollout`, which
-returns a TokenBatch), and those of an evaluation (`generate_and_grade`).
+returns a TokenBatch), and those of an evaluation, or of a text that is continued (`generate_and_grade`).
 
 Alphabet: Q puzzles, G responses to each, B = Q G responses, T tokens of the longest response. `s` is the Settings. The
 task is a module such as countdown_task.py; the code here knows nothing of Countdown.
@@ -23,48 +23,48 @@ from plumbing.progress import Progress
 from plumbing.task_file import check_roles
 from sampler import Replies, Samples, generate
 from settings import Settings
-from turns import decode, listener, play, with_replies
+from turns import Prefix, decode, play, reply, with_replies
 
 EVALUATION = "evaluation"  # instead of a step, for the random numbers of an evaluation
 
 
 @dataclass
 class TokenBatch:
-    """Everything a credit function may look at: the B responses of one step, padded on the right to T tokens. What was
-    sampled (tokens to before), how it was graded (grades to format), what had been asked (group to task), and what each
-    token is (role to spans).
+    """Everything a credit function may look at: the B responses of one step, padded on the right to T tokens.
 
     Column t is the t-th token of the response; padding is 0 or False. Nothing carries a gradient. The batch is built
     once a step, before it is cut into micro-batches. The G responses to a puzzle are neighbours.
-
-    `ask` runs the model again, and only the functions that use it pay for it.
     """
 
+    # What was sampled: the fields of Samples in sampler.py.
     tokens: Tensor  # (B, T) int64 sampled tokens
     mask: Tensor  # (B, T) bool, True on sampled tokens (the end token included), False on padding
     logprob: Tensor  # (B, T) log pi(token), recorded while sampling
     entropy: Tensor  # (B, T) entropy of the sampling distribution, nats
     logit_grad: Tensor  # (B, T) ||onehot - p||, the size of the gradient of log pi in logit space, which is logged
     ended: Tensor  # (B,) bool, False where the token limit cut the response off
-    before: Replies  # B dicts, {} in a single turn: before[i][t] are the tokens of the reply before column t
-    grades: dict[str, Tensor]  # (B,) float64 each: what the task's `grade` returned, by name; NaN where it lacked one
+    before: Replies  # per response, by column t: the tokens that the environment said before it; {} in a single turn
+    # How it was graded.
+    grades: dict[str, Tensor]  # (B,) float64 each, by name: the reward, and what the task's `grade` returned, else NaN
     weights: dict[str, float]  # the reward is the sum of weight * grade over these names
     reward: Tensor  # (B,) float64 this sum, or a coin toss (--reward random)
     success: Tensor  # (B,) the grade "answer": 1 where that is right (or the coin shows heads), else 0
     format: Tensor  # (B,) the grade "format": how much of the requested layout it has, from 0 to 1
+    # What had been asked.
     group: Tensor  # (B,) int64, index of the puzzle that the response answers
     puzzles: tuple  # Q, the task's
     prompts: tuple[list[int], ...]  # Q, their tokens
     task: ModuleType  # such as countdown_task
+    # What each token is, for credit functions and the log. GRPO itself reads none of it.
     role: Tensor  # (B, T) int8, of tasks/text.py: FILLER (prose, and padding), REASONING (arithmetic), STRUCTURE (tags)
     in_answer: Tensor  # (B, T) bool, whether the token belongs to the graded answer: in Countdown, from <answer> on
     text: tuple[str, ...]  # per response, decoded, end tokens removed, with the replies between its turns
     spans: tuple[tuple[tuple[int, int], ...], ...]  # per response, the character span of each token in the text
+    # What credit is made with.
     normalize: str  # how `reweight` of mitigations.py rescales weights
-    ask: Any = None  # what a credit function may ask the model: the Queries of queries.py, set by the step
+    ask: Any = None  # the Queries of queries.py, set by the step: they run the model again for what they are asked
     advantage: Tensor | None = None  # (B,) how each reward compares: set by `compare` of grpo.py
-    # (B, T) each, by name: what a credit function puts here is written beside the credit. A copy begins without any.
-    log: dict[str, Tensor] = field(default_factory=dict, init=False)
+    log: dict[str, Tensor] = field(default_factory=dict, init=False)  # (B, T) each: a credit function's own columns
 
 
 def by_group(batch: TokenBatch, values: Tensor) -> Tensor:
@@ -82,12 +82,12 @@ def group_mean(values: Tensor) -> Tensor:
 
 
 def responses(batch: TokenBatch, rows: Tensor) -> tuple[list[list[int]], Tensor, Tensor, Tensor]:
-    """What the model reads of the responses rows (b,): their prompts, each once; which of these each answers (b,); what
-    follows it (b, S), and whether that was sampled (b, S). In a single turn these are tokens and mask, and S = T."""
-    asked, prompt_of = batch.group[rows].unique(return_inverse=True)  # (prompts,), (b,)
-    before = [batch.before[i] for i in rows.tolist()]
-    return [batch.prompts[q] for q in asked.tolist()], prompt_of, *with_replies(
-        batch.tokens[rows], batch.mask[rows], before)
+    """What `read_responses` of sampler.py takes of the responses rows (b,): their prompts, each once; which of these
+    each answers (b,); the tokens behind it (b, S); which of them were sampled (b, S). In a single turn S is T."""
+    groups, prompt_of = batch.group[rows].unique(return_inverse=True)  # those that occur; (b,)
+    prompts, before = [batch.prompts[q] for q in groups.tolist()], [batch.before[i] for i in rows.tolist()]
+    tokens, sampled = with_replies(batch.tokens[rows], batch.mask[rows], before)  # (b, S) each
+    return prompts, prompt_of, tokens, sampled
 
 
 # ---------------------------------------------------------------------------------------------------- a step
@@ -104,9 +104,8 @@ def draw_puzzles(training: list, s: Settings, step: int) -> list:
 def rollout(policy: Policy, puzzles: list, s: Settings, step: int) -> TokenBatch:
     """Sample and grade the B responses of a step, G = --answers to each of Q puzzles."""
     uniforms = draw_uniforms(s.seed, step, len(puzzles), s.answers, s.max_new_tokens)  # (B, max_new_tokens)
-    watch = Progress("sampling", len(uniforms)).part(0, *uniforms.shape)
-    samples = sample(policy, unanswered(policy, puzzles), uniforms, watch=watch)
-    return token_batch(policy, puzzles, samples, s, step)
+    prefixes, watch = prompted(policy, puzzles), Progress("sampling", len(uniforms)).part(0, *uniforms.shape)
+    return token_batch(policy, prefixes, sample(policy, prefixes, uniforms, watch=watch), s, step)
 
 
 def draw_uniforms(seed: int, step: int | str, Q: int, G: int, length: int) -> Tensor:
@@ -119,10 +118,10 @@ def draw_uniforms(seed: int, step: int | str, Q: int, G: int, length: int) -> Te
     return torch.from_numpy(np.concatenate(rows))
 
 
-def token_batch(policy: Policy, puzzles: list, samples: Samples, s: Settings, step: int) -> TokenBatch:
+def token_batch(policy: Policy, prefixes: list[Prefix], samples: Samples, s: Settings, step: int) -> TokenBatch:
     """Decode and grade the samples of a step. (`compare` of grpo.py adds the advantage, the step adds `ask`.)"""
-    (B, T), Q, device, task = samples.tokens.shape, len(puzzles), samples.tokens.device, policy.task
-    decoded, grades = decode_and_grade(policy.for_step(s, step), puzzles, tokens_of(samples), samples.before)
+    (B, T), Q, device, task = samples.tokens.shape, len(prefixes), samples.tokens.device, policy.task
+    decoded, grades = decode_and_grade(policy.for_step(s, step), prefixes, samples)
     role, in_answer = np.zeros((B, T), np.int8), np.zeros((B, T), bool)  # (B, T) each
     for i, (text, spans, _) in enumerate(decoded):
         role[i, : len(spans)], in_answer[i, : len(spans)] = check_roles(task.roles(text, spans), len(spans))
@@ -134,8 +133,8 @@ def token_batch(policy: Policy, puzzles: list, samples: Samples, s: Settings, st
         **samples._asdict(),  # tokens, mask, logprob, entropy, logit_grad, ended, before
         grades=found, weights=policy.parts,
         reward=found["reward"], success=found["answer"].float(), format=found["format"].float(),
-        group=torch.arange(Q, device=device).repeat_interleave(B // Q), puzzles=tuple(puzzles),
-        prompts=tuple(map(policy.prompt, puzzles)), task=task,
+        group=torch.arange(Q, device=device).repeat_interleave(B // Q), task=task,
+        puzzles=tuple(prefix.puzzle for prefix in prefixes), prompts=tuple(prefix.prompt for prefix in prefixes),
         role=torch.from_numpy(role).to(device), in_answer=torch.from_numpy(in_answer).to(device),
         text=tuple(text for text, *_ in decoded), spans=tuple(tuple(spans) for _, spans, _ in decoded),
         normalize=s.normalize)
@@ -144,35 +143,34 @@ def token_batch(policy: Policy, puzzles: list, samples: Samples, s: Settings, st
 # --------------------------------------------------------------------------------------------- graded responses
 
 
-def generate_and_grade(policy: Policy, puzzles: list, uniforms: Tensor, greedy: bool = False,
+def prompted(policy: Policy, puzzles: list) -> list[Prefix]:
+    """What the responses to puzzles begin with: the prompts alone."""
+    return [Prefix(puzzle, policy.prompt(puzzle)) for puzzle in puzzles]
+
+
+def generate_and_grade(policy: Policy, prefixes: list[Prefix], uniforms: Tensor, limit: Tensor | None = None,
+                       excluded: Tensor | None = None, greedy: bool = False,
                        watch: Callable | None = None) -> tuple[Samples, list[dict[str, float]]]:
-    """Sample B responses to Q puzzles, see `sample`, and let the task grade them."""
-    samples = sample(policy, unanswered(policy, puzzles), uniforms, greedy=greedy, watch=watch)
-    _, grades = decode_and_grade(policy, puzzles, tokens_of(samples), samples.before)
-    return samples, grades
+    """What `sample` samples, and the grades of the B whole responses: each prefix with what follows it."""
+    samples = sample(policy, prefixes, uniforms, limit, excluded, greedy, watch)
+    return samples, decode_and_grade(policy, prefixes, samples)[1]
 
 
-def unanswered(policy: Policy, puzzles: list) -> list[tuple]:
-    """What `sample` is asked where responses begin: each puzzle, no token of a response yet, and the prompt."""
-    return [(puzzle, [], policy.prompt(puzzle)) for puzzle in puzzles]
-
-
-def sample(policy: Policy, asked: list[tuple], uniforms: Tensor, limit: Tensor | None = None,
+def sample(policy: Policy, prefixes: list[Prefix], uniforms: Tensor, limit: Tensor | None = None,
            excluded: Tensor | None = None, greedy: bool = False, watch: Callable | None = None) -> Samples:
-    """Sample B responses, one for each row of random numbers (B, T), B / Q to each of Q that are asked: a puzzle, the
-    tokens that its responses begin with, which are no part of the samples, and the whole text so far.
+    """Sample B responses, one for each row of random numbers (B, T), B / Q behind each of Q prefixes, which are no part
+    of the samples. The other arguments: see `generate` of sampler.py.
 
-    The other arguments: see `generate` of sampler.py. Several processes share what is asked, and each of them returns
-    all samples, so that all raise where these are broken.
+    Several processes share the prefixes. Each gets all samples, so the error below is raised in all of them, or none.
     """
-    def sample_some(asked: list[tuple], uniforms: Tensor, limit: Tensor | None, excluded: Tensor | None) -> Samples:
-        texts, G = [text for *_, text in asked], len(uniforms) // len(asked)
+    def sample_some(own: list[Prefix], uniforms: Tensor, limit: Tensor | None, excluded: Tensor | None) -> Samples:
+        texts, G = [prefix.prompt + prefix.response for prefix in own], len(uniforms) // len(own)
         given = (policy.model, texts, uniforms, policy.tokenizer.end_tokens, limit, excluded, greedy, watch)
-        if hasattr(policy.task, "reply"):  # several turns
-            return play(*given, listener(policy, asked, G))
-        return generate(*given)
+        if not hasattr(policy.task, "reply"):
+            return generate(*given)
+        return play(*given, lambda row, new: reply(policy, own[row // G].puzzle, own[row // G].tokens + new))
 
-    found = shared(sample_some, asked, uniforms=uniforms, limit=limit, excluded=excluded)
+    found = shared(sample_some, prefixes, uniforms=uniforms, limit=limit, excluded=excluded)
     device = policy.model.norm.device
     samples = Samples(*(x.to(device) if isinstance(x, Tensor) else x for x in found))
     if not samples.logprob.isfinite().all():
@@ -180,15 +178,14 @@ def sample(policy: Policy, asked: list[tuple], uniforms: Tensor, limit: Tensor |
     return samples
 
 
-def tokens_of(samples: Samples) -> list[list[int]]:
-    """The tokens of each of B responses, without padding."""
-    return [row[:length] for row, length in zip(samples.tokens.tolist(), samples.mask.sum(1).tolist())]
-
-
-def decode_and_grade(policy: Policy, puzzles: list, tokens: list[list[int]],
-                     before: Replies) -> tuple[list[tuple[str, list, list]], list[dict[str, float]]]:
-    """Text, token spans and turns, and the grades, of each of B responses: its tokens, and the replies before these."""
-    G = len(tokens) // len(puzzles)
-    decoded = [decode(policy, own, replies) for own, replies in zip(tokens, before)]
-    grades = [policy.grade(text, puzzles[i // G], turns) for i, (text, _, turns) in enumerate(decoded)]
+def decode_and_grade(policy: Policy, prefixes: list[Prefix],
+                     samples: Samples) -> tuple[list[tuple[str, list, list]], list[dict[str, float]]]:
+    """Of B whole responses, each a prefix and the sampled tokens behind it: text, token spans and turns; the grades."""
+    decoded, grades, G = [], [], len(samples.tokens) // len(prefixes)
+    for i, (row, length) in enumerate(zip(samples.tokens.tolist(), samples.mask.sum(1).tolist())):
+        puzzle, _, begun, before = prefixes[i // G]
+        later = {len(begun) + t: said for t, said in samples.before[i].items()}
+        text, spans, turns = decode(policy, begun + row[:length], before | later)
+        decoded.append((text, spans, turns))
+        grades.append(policy.grade(text, puzzle, turns))
     return decoded, grades

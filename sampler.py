@@ -14,9 +14,8 @@ How this differs from the usual `generate`:
        the row      sky    is     blue
        predicts     is     blue   .
 
-Alphabet: Q prompts, G responses to each, B = Q G responses, of which B' are still running, P prompt columns, T response
-columns (while sampling: as many as a response may have), V vocabulary, D hidden size. When b responses are read again,
-r at a time, these have S columns and n sampled tokens.
+Alphabet: Q prompts, G responses to each, B = Q G responses, of which B' are still running, T columns (while sampling: as
+many as a response may have), V vocabulary.
 
 Run it:  python train.py --steps 0        samples from the bundled model and grades the responses
 """
@@ -31,7 +30,7 @@ from plumbing.compute import by_rows, distinct_texts, of_like_length
 from plumbing.decoding import ready_to_sample
 from qwen2_model import Cache, Qwen2, wide
 
-LOGITS_AT_ONCE = {"cpu": 2**18}  # that are drawn from at once: on a CPU those that stay in its cache
+LOGITS_AT_ONCE = {"cpu": 2**18}  # so many become tokens at once: on a CPU those that stay in its cache
 
 Replies = Sequence[dict[int, list[int]]]  # for each response, by column t: the tokens of the reply read before it
 
@@ -81,7 +80,7 @@ def describe(log_probs: Tensor, p: Tensor, token: Tensor) -> Tensor:
                         torch.hypot(others.sum(1), torch.linalg.vector_norm(others, dim=1))), dim=1)
 
 
-def draw_and_describe(greedy: bool, logits: Tensor, uniform: Tensor, excluded: Tensor | None) -> tuple[Tensor, Tensor]:
+def draw_and_describe(logits: Tensor, uniform: Tensor, excluded: Tensor | None, greedy: bool) -> tuple[Tensor, Tensor]:
     """A token (n,) from each row of logits (n, V), and its log-prob, entropy and logit gradient (n, 3).
 
     excluded (n,): a token that must not be drawn. greedy: the most probable token, whatever the random number.
@@ -110,15 +109,15 @@ def generate(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_token
     mask = torch.zeros(B, T, dtype=torch.bool, device=device)
     facts = wide(torch.zeros(3, B, T, dtype=model.dtype, device=device))  # log-prob, entropy, logit gradient
     ended = torch.zeros(B, dtype=torch.bool, device=device)
-    choose, at_once = partial(draw_and_describe, greedy), LOGITS_AT_ONCE.get(device.type, 2**26)
+    choose, at_once = partial(draw_and_describe, greedy=greedy), LOGITS_AT_ONCE.get(device.type, 2**26)
     excluded = None if excluded is None else excluded.to(device)
-    # A tenth faster than no_grad. Autograd refuses what is made inside, so all that is returned was made above.
+    # A tenth faster than no_grad. No gradient can ever flow through what is made inside: what is returned was made above.
     with torch.inference_mode():
         rows = torch.arange(B, device=device)  # (B',) the response that each running row writes
-        cache, token = read_prompts(model, [prompt for prompt in prompts for _ in range(G)])  # of B' rows, (B',)
-        hidden, cache = ready_to_sample(model, cache, T)
+        cache, token = read_prompts(model, [prompt for prompt in prompts for _ in range(G)])  # of B rows, (B,)
+        reader = ready_to_sample(model, cache, T)
         for t in range(T):
-            logits = model.logits(hidden(token[:, None], cache)[:, 0])  # (B', V)
+            logits = model.logits(reader.states(token))  # (B', V)
             forbidden = excluded if t == 0 else None  # (B,) all rows run then
             token, found = by_rows(choose, logits.shape[1], at_once, logits, uniforms[rows, t], forbidden)  # (B', 3)
             tokens[rows, t], mask[rows, t], facts[:, rows, t] = token, True, found.T
@@ -130,7 +129,7 @@ def generate(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_token
             if count == 0:
                 break
             if count < len(rows):
-                order = cache.keep(running)  # (count,) old row in each place
+                order = reader.keep(running)  # (count,) the old place of each row that stays
                 rows, token = rows[order], token[order]
     return Samples(tokens[:, : t + 1], mask[:, : t + 1], *facts[..., : t + 1], ended, ({},) * B)
 
@@ -155,6 +154,7 @@ def read_prompts(model: Qwen2, prompts: list[list[int]]) -> tuple[Cache, Tensor]
 
 
 # --------------------------------------------------------------------------------------------- finished responses
+# b of them are read again, r at a time: these have S columns and n sampled tokens. D is the hidden size.
 
 
 class Part(NamedTuple):
@@ -200,18 +200,19 @@ def part_logprobs(model: Qwen2, part: Part) -> Tensor:
 
 
 def read_responses(reader: Callable, model: Qwen2, prompts: list[list[int]], prompt_of: Tensor, tokens: Tensor,
-                   sampled: Tensor, per_row: Sequence[Tensor] = (), at_once: int = 16) -> Tensor:
+                   sampled: Tensor, given: Sequence[Tensor] = (), at_once: int = 16) -> Tensor:
     """What a reader finds of each sampled token, (b, S, ...): column t has that of a row's t-th one, then come zeros.
 
-    A reader is a function such as part_logprobs(model, part, ...), which returns (n, ...). It gets the part's rows of
-    each tensor of per_row (b, ...), too. prompt_of (b,): the prompt of each. The other arguments: see `in_parts`.
+    A reader is a function such as part_logprobs(model, part, ...), which returns (n, ...). Of each tensor that is
+    given, (b, T, ...), it gets what these n tokens have. prompt_of (b,): the prompt of each response. The other
+    arguments: see `in_parts`.
     """
     cache, last = read_prompts(model, prompts)
     found = None
     for part in in_parts(cache, last, prompt_of, tokens, sampled, at_once):
-        values = reader(model, part, *(x[part.rows] for x in per_row))  # (n, ...)
+        row = part.rows[part.sampled.nonzero()[:, 0]]  # (n,) the response of each token
+        t = part.sampled.cumsum(1)[part.sampled] - 1  # (n,) its place among those that were sampled there
+        values = reader(model, part, *(x[row, t] for x in given))  # (n, ...)
         found = values.new_zeros(*sampled.shape, *values.shape[1:]) if found is None else found  # (b, S, ...)
-        row = part.sampled.nonzero()[:, 0]  # (n,)
-        t = part.sampled.cumsum(1)[part.sampled] - 1  # (n,)
-        found[part.rows[row], t] = values
+        found[row, t] = values
     return found

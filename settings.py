@@ -1,7 +1,7 @@
 """The settings of a run: every flag of train.py, its default and its meaning.
 
 plumbing/flags.py makes the flags of this class. A field's type is that of its default, and the comment at the end of
-its line is the flag's text in --help. What else a run can be told are the keyword arguments of its credit function.
+its line is the flag's text in --help. A credit function adds its own keyword arguments to these flags.
 
 Run it:  python train.py --help
 """
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Settings:
-    """Every flag but --resume and those of the credit function: its default and its meaning."""
+    """What a run is told, but for its credit function's own flags. config.json keeps it, so --resume needs none of it."""
 
     # What is trained, on what:
     mitigation: str = "none"  # the credit function, see the end of --help; none: plain GRPO, equal for all tokens

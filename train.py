@@ -36,7 +36,7 @@ from plumbing.progress import Progress, one_sentence
 from plumbing.registry import assign_credit
 from plumbing.run_folder import Writer
 from queries import Queries
-from rollout import EVALUATION, TokenBatch, draw_puzzles, draw_uniforms, generate_and_grade, rollout
+from rollout import EVALUATION, TokenBatch, draw_puzzles, draw_uniforms, generate_and_grade, prompted, rollout
 from settings import Settings
 from start import start
 
@@ -75,9 +75,9 @@ def evaluate(policy: Policy, puzzles: list, G: int, s: Settings) -> np.ndarray:
     at_once = max(1, responses_that_fit(policy, puzzles, s) // G)  # puzzles whose responses fit into memory
     success, progress = [], Progress("evaluating", len(uniforms))
     for i in range(0, len(puzzles), at_once):
-        rows = uniforms[i * G : (i + at_once) * G]
+        prefixes, rows = prompted(policy, puzzles[i : i + at_once]), uniforms[i * G : (i + at_once) * G]
         watch = progress.part(done=len(success), size=len(rows), limit=s.max_new_tokens)
-        _, graded = generate_and_grade(policy, puzzles[i : i + at_once], rows, greedy=s.eval_greedy, watch=watch)
+        _, graded = generate_and_grade(policy, prefixes, rows, greedy=s.eval_greedy, watch=watch)
         success += [grade["answer"] for grade in graded]  # 1.0 where the answer is right, else 0.0
     return np.array(success).reshape(len(puzzles), G)
 

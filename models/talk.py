@@ -20,7 +20,7 @@ import torch
 from plumbing.launch import check_lengths, with_model
 from plumbing.policy import Policy
 from plumbing.progress import one_sentence
-from rollout import draw_uniforms, generate_and_grade
+from rollout import draw_uniforms, generate_and_grade, prompted
 from settings import Settings
 from start import load_policy, parse_flags
 from turns import decode
@@ -56,7 +56,7 @@ def read_puzzle(task: ModuleType, line: str) -> Any:
 def answer(policy: Policy, puzzle: Any, s: Settings, turn: int) -> str:
     """The model's response, shaded, and its grade. turn: the random numbers differ with it."""
     uniforms = draw_uniforms(s.seed, f"talk {turn}", 1, 1, s.max_new_tokens)  # (1, T)
-    samples, (grade,) = generate_and_grade(policy, [puzzle], uniforms, greedy=s.eval_greedy)
+    samples, (grade,) = generate_and_grade(policy, prompted(policy, [puzzle]), uniforms, greedy=s.eval_greedy)
     mask = samples.mask[0]
     text, spans, _ = decode(policy, samples.tokens[0, mask].tolist(), samples.before[0])
     shown, done = "", 0

@@ -40,7 +40,7 @@ from plumbing.run_folder import copy_tokenizer
 from plumbing.task_file import load_task
 from plumbing.tokenizer import Tokenizer
 from qwen2_model import Qwen2, parse_config, save_model
-from rollout import EVALUATION, TokenBatch, draw_uniforms, generate_and_grade, token_batch
+from rollout import EVALUATION, TokenBatch, draw_uniforms, generate_and_grade, prompted, token_batch
 from sampler import Samples
 from tasks.text import TAGS
 from settings import Settings
@@ -165,7 +165,8 @@ def demonstrations(policy: Policy, puzzles: list, rng: np.random.Generator, s: S
     rows = [torch.tensor(row, device=s.device) for row in responses]
     tokens, mask = (pad_sequence(x, batch_first=True) for x in (rows, [row >= 0 for row in rows]))  # (B, T) each
     unknown, ended = torch.zeros(mask.shape, device=s.device), mask.any(1)  # (B, T) what sampling records, (B,)
-    return token_batch(policy, puzzles, Samples(tokens, mask, unknown, unknown, unknown, ended, before), s, 0)
+    samples = Samples(tokens, mask, unknown, unknown, unknown, ended, before)
+    return token_batch(policy, prompted(policy, puzzles), samples, s, 0)
 
 
 def tune(policy: Policy, puzzles: list, steps: int, until: float, s: Settings) -> None:
@@ -204,7 +205,7 @@ def report(folder: Path, task: ModuleType, count: int = 1024) -> None:
     for part, name in (("train", "seen"), ("heldout", "held out")):
         puzzles = task.load(part, count)
         uniforms = draw_uniforms(0, EVALUATION, len(puzzles), 1, Settings.max_new_tokens)
-        samples, grades = generate_and_grade(policy, puzzles, uniforms)
+        samples, grades = generate_and_grade(policy, prompted(policy, puzzles), uniforms)
         success, format = (np.array([grade[name] for grade in grades]) for name in ("answer", "format"))
         best = evaluate(policy, puzzles[:256], 8, Settings()).max(1)
         length = samples.mask.sum(1).float().mean()

@@ -5,7 +5,7 @@ On a GPU a decode step is a CUDA graph: its kernels are recorded once and replay
 for Python else. A replay has the same shapes each time. So it computes all B rows, those that have ended, too, and
 attention looks at all columns of the cache, of which the unused ones are at a position that nobody has reached.
 """
-from typing import Any, Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,21 +14,21 @@ from torch import Tensor
 REPLAYED_ON = {"cuda"}  # devices that replay a recorded step: 2.4 times as fast there
 
 
-def ready_to_sample(model: Any, cache: Any, room: int) -> "tuple[Callable, Roomy]":
-    """What computes the states of new tokens (R, 1) behind a Cache of qwen2_model.py, as model.hidden does, and what
-    stands in for it then, with room for as many of them."""
-    if cache.length.device.type in REPLAYED_ON:
-        recorded = Replayed(model, cache, room)
-        return recorded.hidden, recorded
-    return model.hidden, Roomy(cache, room)
+def ready_to_sample(model: Any, cache: Any, room: int) -> "Roomy":
+    """What reads one new token of each row at a time, `room` times, behind a Cache of qwen2_model.py."""
+    return (Replayed if cache.length.device.type in REPLAYED_ON else Roomy)(model, cache, room)
 
 
 class Roomy:
     """A Cache that is filled in place, without gradient, and lets rows go."""
 
-    def __init__(self, cache: Any, room: int):
+    def __init__(self, model: Any, cache: Any, room: int):
         cache.keys, cache.values = ([F.pad(x, (0, 0, 0, room)) for x in side] for side in (cache.keys, cache.values))
-        self.cache, self.mask = cache, cache.mask
+        self.model, self.cache, self.mask = model, cache, cache.mask
+
+    def states(self, tokens: Tensor) -> Tensor:
+        """The states (R, D) that follow a new token of each row, tokens (R,)."""
+        return self.model.hidden(tokens[:, None], self)[:, 0]
 
     @property
     def position(self) -> Tensor:
@@ -63,8 +63,8 @@ class Replayed(Roomy):
     """Of all B rows. Without a CUDA device nothing is recorded: for tests."""
 
     def __init__(self, model: Any, cache: Any, room: int):
-        super().__init__(cache, room)
-        self.model, (B, past) = model, cache.position.shape
+        super().__init__(model, cache, room)
+        B, past = cache.position.shape
         self.rows = torch.arange(B, device=cache.length.device)  # (B',) the running ones
         self.token, self.column = torch.zeros_like(self.rows)[:, None], self.rows.new_tensor([past - 1])  # the latest
         cache.position = F.pad(cache.position, (0, room), value=2**62)  # (B, columns) a row never gets that far
@@ -84,13 +84,13 @@ class Replayed(Roomy):
             self.output = self.model.hidden(self.token, self)  # (B, 1, D) where each replay leaves its result
         return graph
 
-    def hidden(self, tokens: Tensor, _: Any) -> Tensor:
-        """The states (B', 1, D) of new tokens (B', 1)."""
-        self.token[self.rows] = tokens
+    def states(self, tokens: Tensor) -> Tensor:
+        """Of the running rows alone, (B', D)."""
+        self.token[self.rows, 0] = tokens
         if self.graph is None:
-            return self.model.hidden(self.token, self)[self.rows]
+            return self.model.hidden(self.token, self)[self.rows, 0]
         self.graph.replay()
-        return self.output[self.rows]
+        return self.output[self.rows, 0]
 
     def keep(self, running: Tensor) -> Tensor:
         """The other rows stay where they are, and are no longer looked at."""

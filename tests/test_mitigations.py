@@ -184,7 +184,7 @@ def written():
         attention=torch.rand(B, T, T).tril(-1) * mask[:, None] * mask[:, :, None], hidden=torch.randn(B, T, 5),
         importance=torch.randn(B, T).masked_fill(~mask, -math.inf).softmax(1),
         logprob_without=lambda rows, hide: -random_numbers[0][rows] * hide.sum(1, keepdim=True),
-        rollout_values=lambda counts, k=1, other=False: random_numbers[1] * (counts > 0),
+        rollout_values=lambda counts, other=False: random_numbers[1] * (counts > 0),
     )
 
 
@@ -392,7 +392,7 @@ def test_credit_is_exactly_0_where_one_response_alone_is_better(reward, G):
     """Guards against rounding as credit: after the better one has ended, in all others, and before its last cut."""
     batch = make_batch([7] + [10] * G, [0.0] * (G + 1), reward=torch.tensor([reward + 1] + [reward] * G),
                        logit_grad=torch.rand(G + 1, 10),
-                       rollout_values=lambda counts, k=1, other=False: reward * (counts > 0))
+                       rollout_values=lambda counts, other=False: reward * (counts > 0))
     assert not optimal_baseline(batch)[:, 7:].any()
     assert not oracle(batch)[1:].any() and not z_score(torch.full((G, 1), reward)).any()
     credit = vineppo(batch, cuts="uncertain")  # all are, so the cut is at token 5
@@ -576,8 +576,8 @@ def test_causal_ablation_by_hand():
 
 def rollouts_from(values, calls):
     """rollout_values that come from a table (B, T), and the places and numbers that were asked for."""
-    def rollout_values(counts, k):
-        calls.append({tuple(place): k * counts[tuple(place)].item() for place in counts.nonzero().tolist()})
+    def rollout_values(counts):
+        calls.append({tuple(place): counts[tuple(place)].item() for place in counts.nonzero().tolist()})
         return values * (counts > 0)
     return rollout_values
 

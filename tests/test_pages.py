@@ -146,12 +146,12 @@ CALL = r"""
 from plumbing.policy import Policy
 from plumbing.task_file import load_task
 from plumbing.tokenizer import Tokenizer
-from turns import transcript
+from turns import interleave, replies
 task, tokenizer = load_task("tool"), Tokenizer("models/chat")
 policy, puzzle = Policy(None, tokenizer, task), task.math_task.Problem("12 * 34 + 5?", 413)
 turns = ["First calc 12 * 34", " calc 408 + 5", "413</think>\n<answer>413</answer>"]
-tokens = [x for turn in turns for x in tokenizer.encode(turn) + tokenizer.end_tokens[:1]]
-text = policy.prompt(puzzle) + transcript(policy, puzzle, tokens[:-1])
+tokens = [x for turn in turns for x in tokenizer.encode(turn) + tokenizer.end_tokens[:1]][:-1]
+text = policy.prompt(puzzle) + interleave(tokens, replies(policy, puzzle, tokens))
 text = "".join(tokenizer.library.id_to_token(x) or "" for x in text)
 print(text.replace("\u0120", " ").replace("\u010a", "\n"))
 print(task.grade("", puzzle, turns), *(task.reply(said, puzzle, True) for said in (["calc 1 / 2"], ["calc 1 + 2"] * 4)))

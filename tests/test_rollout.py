@@ -21,7 +21,7 @@ from methods.oracle import oracle
 from mitigations import vineppo
 from plumbing.policy import Policy
 from plumbing.task_file import graded
-from rollout import draw_uniforms, generate_and_grade
+from rollout import draw_uniforms, generate_and_grade, prompted
 from sampler import generate, part_logprobs, read_responses
 from tasks.text import fingerprint
 from tests.fixtures import Pieces
@@ -137,7 +137,7 @@ def test_broken_weights_are_one_sentence(policy, monkeypatch):
 
     monkeypatch.setattr(rollout, "generate", broken)
     with pytest.raises(FloatingPointError, match="not finite.*--lr"):
-        generate_and_grade(policy, PUZZLES, draw_uniforms(0, 1, 3, 1, 2))
+        generate_and_grade(policy, prompted(policy, PUZZLES), draw_uniforms(0, 1, 3, 1, 2))
 
 
 @torch.no_grad()
@@ -145,7 +145,7 @@ def alone(reader, model, policy, batch, i, *further):
     """What a reader of sampler.py or queries.py finds about response i, in a batch of its own."""
     prompts = [policy.prompt(PUZZLES[batch.group[i]])]
     return read_responses(reader, model, prompts, torch.tensor([0]), batch.tokens[[i]], batch.mask[[i]],
-                          per_row=further)[0]
+                          given=further)[0]
 
 
 def test_queries_read_each_response_as_if_it_were_alone(policy, random_model):
@@ -159,7 +159,7 @@ def test_queries_read_each_response_as_if_it_were_alone(policy, random_model):
     for i in range(12):
         assert_close(batch.ask.reference_logprob[i], alone(part_logprobs, start_model, policy, batch, i), 1e-4)
     for n, i in enumerate(rows.tolist()):
-        expected = alone(queries.logprobs_without, model, policy, batch, i, hide[[n]], batch.mask[[i]])  # (T,)
+        expected = alone(queries.logprobs_without, model, policy, batch, i, hide[[n]])  # (T,)
         assert_close(without[n], expected, 1e-4)
     assert batch.ask.logprob_without(rows[:0], hide[:0]).shape == hide[:0].shape
     for found in (batch.ask.hidden, batch.ask.attention, batch.ask.reference_logprob, without):
@@ -197,35 +197,35 @@ def test_the_model_runs_once_only_when_asked_and_is_counted(policy, random_model
     assert (ask.tokens_sampled, ask.tokens_read) == (responses, read)
     cuts = torch.zeros_like(batch.mask)
     cuts[0, 2] = cuts[5, 1] = True
-    ask.rollout_values(cuts, 2)
+    ask.rollout_values(2 * cuts)
     assert ask.tokens_read == read + prompts + 2 + 1  # each prefix once for its two continuations
     assert responses + 4 <= ask.tokens_sampled <= responses + 2 * 6 + 2 * 7
 
 
 def test_continuations_do_not_depend_on_how_many_are_sampled_together(hashed, monkeypatch):
     """Guards against values that are mixed up between chunks, randomness that depends on a memory setting, and the
-    token of another prefix, which the k continuations of one would leave out instead."""
+    token of another prefix, which the continuations of one would leave out instead."""
     batch, calls, results = step_batch(hashed, 2, 2, 30), [], []
     monkeypatch.setattr(rollout, "generate", lambda *arguments: (calls.append(arguments), generate(*arguments))[1])
     cuts = torch.zeros_like(batch.mask)
     cuts[[0, 0, 0, 1, 3, 3, 3], [1, 7, 20, 3, 0, 12, batch.mask[3].sum() - 1]] = True
     assert batch.mask[cuts].all()
-    for rows, chunks in ((768, 1), (9, 3), (2, 7)):  # seven cuts, three continuations each; at least one cut at a time
+    for rows, chunks in ((768, 1), (9, 3), (2, 11)):  # seven cuts, three continuations each
         monkeypatch.setattr(queries, "ROWS_AT_ONCE", rows)
         calls.clear()
-        results.append(batch.ask.rollout_values(cuts, 3))
+        results.append(batch.ask.rollout_values(3 * cuts))
         assert len(calls) == chunks
         assert torch.equal(results[0], results[-1])
     assert not batch.ask.rollout_values(torch.zeros_like(cuts)).any()
 
     monkeypatch.setattr(queries, "ROWS_AT_ONCE", 768)
     calls.clear()
-    batch.ask.rollout_values(cuts, 4, other=True)
+    batch.ask.rollout_values(4 * cuts, other=True)
     (_, texts, _, _, _, excluded, *_), = calls
     places = sorted(cuts.nonzero().tolist(), key=lambda place: place[1])  # the shortest prefix first
     assert len({int(batch.tokens[i, t]) for i, t in places}) >= 3
     assert excluded.view(7, 4).tolist() == [[int(batch.tokens[i, t])] * 4 for i, t in places]
-    assert texts == [batch.prompts[batch.group[i]] + batch.tokens[i, :t].tolist() for i, t in places]
+    assert texts == [batch.prompts[batch.group[i]] + batch.tokens[i, :t].tolist() for i, t in places for _ in range(4)]
 
 
 def test_a_coin_grades_responses_and_continuations(policy):
@@ -233,7 +233,7 @@ def test_a_coin_grades_responses_and_continuations(policy):
     batch = step_batch(policy, 3, 8, 30, reward="random")
     assert set(batch.reward.tolist()) == {0, 1} and torch.equal(batch.reward, batch.success)
     assert batch.format.tolist() == pytest.approx([format_reward(text) for text in batch.text])
-    heads = set((4 * batch.ask.rollout_values(batch.mask.cumsum(1) == 3, 4)).unique().tolist())  # of four coins
+    heads = set((4 * batch.ask.rollout_values(4 * (batch.mask.cumsum(1) == 3))).unique().tolist())  # of four coins
     assert {1, 2, 3} <= heads <= {0, 1, 2, 3, 4}
 
     def tosses(seeds, steps, n):
@@ -253,7 +253,7 @@ def test_where_all_rewards_are_equal_measured_credit_is_exactly_0(responses, rew
     constant = policy._replace(task=SimpleNamespace(**vars(countdown_task) | {"grade": grade}),
                                weights={"answer": 0.0, "format": 0.0, "own": 1.0})
     batch = step_batch(constant, 1, responses, 8)
-    assert batch.ask.rollout_values(batch.mask, 3).any()
+    assert batch.ask.rollout_values(3 * batch.mask).any()
     for credit in (vineppo(batch), vineppo(batch, 5, "uncertain"), oracle(batch, 6), oracle(batch, 6, mix=1.0)):
         assert not credit.any()
 
@@ -273,7 +273,7 @@ def test_rollouts_and_the_oracle_converge_to_the_exact_values():
                for i in itertools.count())
     batch = next(batch for batch in batches if batch.tokens.shape[1] == 2)
     batch.ask = queries.Queries(policy, batch, Settings(answers=2, max_new_tokens=3), 1)
-    value, a_star = batch.ask.rollout_values(batch.mask, k), oracle(batch, k)  # (B, T) each
+    value, a_star = batch.ask.rollout_values(k * batch.mask), oracle(batch, k)  # (B, T) each
 
     def moments(prefix):
         return exact_moments(policy, puzzles[i // 2], prefix, 3, reward_by_hash)

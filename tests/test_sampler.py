@@ -6,6 +6,7 @@ import inspect
 import math
 import re
 import textwrap
+from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
 
@@ -200,9 +201,9 @@ def test_states_attention_and_hidden_tokens_equal_transformers(family, options, 
     hide = torch.rand(mask.shape, generator=torch.Generator().manual_seed(1)) < 0.4
     hide[0, 0] = True
     asked = (model, PROMPTS, puzzle, tokens, mask)
-    attention = read_responses(attention_paid, *asked, per_row=[mask])  # (B, T, T)
+    attention = read_responses(partial(attention_paid, 8), *asked)  # (B, T, T)
     states = read_responses(part_states, *asked)  # (B, T, D)
-    without = read_responses(logprobs_without, *asked, per_row=[hide, mask])  # (B, T)
+    without = read_responses(logprobs_without, *asked, given=[hide])  # (B, T)
     assert (without - read_responses(part_logprobs, *asked)).abs().max() > 0.1
     for i, L in enumerate(mask.sum(1).tolist()):
         prompt = PROMPTS[puzzle[i]]
@@ -215,6 +216,6 @@ def test_states_attention_and_hidden_tokens_equal_transformers(family, options, 
         bias = torch.zeros(1, 1, P + L, P + L, dtype=torch.float64).masked_fill(blocked, -1e300)
         logits = hf(row, attention_mask=bias, position_ids=torch.arange(P + L)[None]).logits[0, P - 1 : -1, :REAL]
         assert_close(without[i, :L], logits.log_softmax(-1)[torch.arange(L), tokens[i, :L]], 1e-5)
-    short = read_responses(attention_paid, model, PROMPTS, puzzle, tokens[:, :1], mask[:, :1], per_row=[mask[:, :1]])
+    short = read_responses(partial(attention_paid, 1), model, PROMPTS, puzzle, tokens[:, :1], mask[:, :1])
     assert short.tolist() == [[[0.0]]] * 4
     assert attention[0].count_nonzero() == 15  # of tokens 1 to 5 to the ones before them

@@ -163,7 +163,7 @@ def test_episodes_equal_a_loop_over_single_responses(excluding, random_model):
     torch.testing.assert_close(logprob, found.logprob, atol=1e-9, rtol=0)
     hide = torch.zeros_like(found.mask)
     hide[:, 0] = True
-    without = read_responses(logprobs_without, model, prompts, group, *read, [hide, found.mask])[:, :T]
+    without = read_responses(logprobs_without, model, prompts, group, *read, [hide])[:, :T]
     assert (without - logprob)[:, 0].abs().max() < 1e-9 < 1e-3 < (without - logprob)[found.mask].abs().max()
 
 
@@ -226,7 +226,7 @@ def test_the_credit_of_a_turn_is_the_sum_of_its_tokens():
 def test_turn_vine_cuts_where_a_turn_begins():
     V, asked = torch.tensor([[9, 0.3, 9, 0], [9, 9, 0.5, 0.7], [9, 9, 9, 0], [9, 9, 0.2, 9]]), []
     batch = hand_made(reward=torch.tensor([1.0, 0, 0, 1]),
-                      rollout_values=lambda counts, k: (asked.append(k * counts), V * (counts > 0))[1])
+                      rollout_values=lambda counts: (asked.append(counts), V * (counts > 0))[1])
     third, two = 1 / 3, 2 / 3
     expected = [[0.3 - third, 0.7, 0.7, 0], [0.5 - two, 0.5 - two, 0.2, -0.7], [-two] * 3 + [0],
                 [0.2 - third, 0.2 - third, 0.8, 0.8]]

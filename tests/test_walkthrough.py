@@ -15,7 +15,7 @@ from methods import MITIGATIONS
 from plumbing.optimizer import Optimizer
 from plumbing.policy import Policy
 from qwen2_model import Qwen2, from_checkpoint, parse_config, to_checkpoint
-from rollout import token_batch
+from rollout import prompted, token_batch
 from sampler import generate
 from settings import Settings
 from tests.fixtures import Pieces
@@ -47,7 +47,7 @@ def by_code(weights):
     policy = Policy(model, Pieces(by_hand.VOCABULARY), countdown_task)  # in which a digit is its own token
     optimizer = Optimizer(model, by_hand.LR)
     uniforms, prompt = torch.from_numpy(by_hand.UNIFORMS), policy.prompt(puzzle)
-    batch = token_batch(policy, [puzzle], generate(model, [prompt], uniforms, [0]), SETTINGS, step=1)
+    batch = token_batch(policy, prompted(policy, [puzzle]), generate(model, [prompt], uniforms, [0]), SETTINGS, step=1)
     batch.advantage = compare(batch, "grpo")
     credit, share = MITIGATIONS["none"](batch), LOSS_NORMS["token"](batch.mask, SETTINGS)  # (B, T) each
     p = model(torch.tensor([prompt]))[0, -1].softmax(0)  # (V,)

@@ -78,9 +78,9 @@ def test_a_model_is_built_and_reported_on(run_program, tmp_path, monkeypatch, ca
     single = [f" {n}" for n in range(201)] + [str(n) for n in range(21)] + ["</think>", "<answer>"]
     assert {len(policy.tokenizer.encode(text)) for text in single} == {1}
     capsys.readouterr()
-    monkeypatch.setattr(warm_start, "generate_and_grade", lambda policy, puzzles, *_: (
+    monkeypatch.setattr(warm_start, "generate_and_grade", lambda policy, prefixes, *_: (
         SimpleNamespace(mask=torch.ones(5, 3)),
-        [{"answer": float(split(p) == "heldout" and i < 2), "format": 0.5} for i, p in enumerate(puzzles)]))
+        [{"answer": float(split(p.puzzle) == "heldout" and i < 2), "format": 0.5} for i, p in enumerate(prefixes)]))
     monkeypatch.setattr(warm_start, "evaluate", lambda policy, puzzles, k, s: np.eye(5, k))
     warm_start.report(tmp_path / "m", countdown_task, 5)
     rows = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()[2:]]

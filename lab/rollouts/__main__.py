@@ -35,7 +35,7 @@ from plumbing.registry import required
 from plumbing.tokenizer import Tokenizer
 from qwen2_model import Qwen2
 from queries import Queries
-from rollout import TokenBatch, token_batch
+from rollout import TokenBatch, prompted, token_batch
 from sampler import Part, Samples, describe, part_states, read_responses
 from settings import Settings
 from start import CHOICES, load_policy
@@ -178,16 +178,16 @@ def read_step(rollouts: list[Rollout], middle: float, policy: Reader, s: Setting
               step: int) -> tuple[TokenBatch, Tensor]:
     """The batch of one step, and log p, entropy and variance of log p of its n tokens (3, n). rollouts: in groups of
     equal size, side by side; a reward above the middle counts as success."""
-    device, puzzles = policy.model.output_weight.device, rollouts[:: s.answers]
+    device, prefixes = policy.model.output_weight.device, prompted(policy, rollouts[:: s.answers])
     pad = lambda rows: pad_sequence([torch.tensor(row) for row in rows], batch_first=True).to(device)
     tokens = pad([rollout.tokens for rollout in rollouts])  # (B, T)
     mask = pad([[True] * len(rollout.tokens) for rollout in rollouts])  # (B, T)
     group = torch.arange(len(rollouts), device=device) // s.answers  # (B,)
-    read = read_responses(facts, policy.model, [*map(policy.prompt, puzzles)], group, tokens, mask,
+    read = read_responses(facts, policy.model, [prefix.prompt for prefix in prefixes], group, tokens, mask,
                           at_once=s.micro_batch)  # (B, T, 4)
     ended = torch.tensor([rollout.tokens[-1] in policy.tokenizer.end_tokens for rollout in rollouts], device=device)
     samples = Samples(tokens, mask, *read[..., :3].unbind(-1), ended, ({},) * len(rollouts))
-    batch = token_batch(policy._replace(task=GRADED), puzzles, samples, s, step)
+    batch = token_batch(policy._replace(task=GRADED), prefixes, samples, s, step)
     reward = torch.tensor([rollout.reward for rollout in rollouts], dtype=torch.float64, device=device)  # (B,)
     batch = replace(batch, task=TASK, reward=reward, success=(reward > middle).float(),
                     format=torch.full_like(reward, torch.nan))

@@ -39,13 +39,13 @@ from plumbing.policy import Policy, seed_of
 from plumbing.progress import follow, one_sentence
 from plumbing.registry import check_pure
 from plumbing.report import Table
-from queries import ROWS_AT_ONCE, Queries, continue_and_grade
-from rollout import TokenBatch, draw_uniforms, sample, token_batch, unanswered
+from queries import ROWS_AT_ONCE, Queries
+from rollout import TokenBatch, draw_uniforms, generate_and_grade, prompted, sample, token_batch
 from settings import Settings
 from start import CHOICES, load_policy
 from tasks.arithmetic import find_calculations
 from tasks.text import anchors
-from turns import transcript
+from turns import Prefix, replies
 
 PACKET = 8  # rollouts that start together; the two halves of a packet belong to two independent estimates
 SAVE_EVERY = 10.0  # seconds
@@ -87,14 +87,13 @@ def roll(policy: Policy, puzzles: list, truth: dict, rows: np.ndarray, packets: 
     number = truth["packets"][token] + np.concatenate([np.arange(n) for n in packets])  # (m,) of the packet
     position = truth["position"][token].astype(int)  # (m,)
     begun = [(puzzles[truth["group"][i]], truth["token"][i - t : i].tolist()) for i, t in zip(token, position)]  # m
-    said = [transcript(policy, *one) for one in begun]  # m
-    left = limit - np.array([*map(len, said)])  # (m,)
+    prefixes = [Prefix(puzzle, policy.prompt(puzzle), own, replies(policy, puzzle, own)) for puzzle, own in begun]  # m
+    left = limit - np.array([len(prefix.response) for prefix in prefixes])  # (m,)
     uniforms = np.zeros((len(token), PACKET, left.max()))
     for i, key in enumerate(zip(truth["response"][token].tolist(), position.tolist(), number.tolist())):
         uniforms[i, :, : left[i]] = np.random.default_rng(seed_of("truth", seed, *key)).random((PACKET, left[i]))
-    asked = [(puzzle, prefix, policy.prompt(puzzle) + text) for (puzzle, prefix), text in zip(begun, said)]  # m
     taken = truth["token"][token].astype(int)  # (m,)
-    samples, grades = continue_and_grade(policy, asked, torch.from_numpy(uniforms).flatten(0, 1), *(
+    samples, grades = generate_and_grade(policy, prefixes, torch.from_numpy(uniforms).flatten(0, 1), *(
         torch.from_numpy(x.repeat(PACKET)) for x in (left, taken)))
     return np.array([grade["answer"] for grade in grades]).reshape(-1, PACKET), int(samples.mask.sum())
 
@@ -247,7 +246,8 @@ def prepare(args: Namespace) -> tuple[Policy, list, TokenBatch, dict]:
     heads = find_heads(out, policy, args.critic_batches) if args.critic_batches else {}
     policy = policy._replace(heads=heads, reference=policy.model)
     uniforms = draw_uniforms(args.seed, "truth", len(puzzles), args.answers, args.max_new_tokens)
-    batch = token_batch(policy, puzzles, sample(policy, unanswered(policy, puzzles), uniforms), s, step=0)
+    prefixes = prompted(policy, puzzles)
+    batch = token_batch(policy, prefixes, sample(policy, prefixes, uniforms), s, step=0)
     batch.ask = Queries(policy, batch, s, step=0)
     batch.advantage = compare(batch)
     task = {} if args.task == Settings.task else {"task": args.task}  # early files have none

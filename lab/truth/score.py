@@ -35,7 +35,7 @@ from plumbing.progress import one_sentence
 from plumbing.registry import check_pure, required
 from plumbing.report import Estimate, Table
 from queries import Queries
-from rollout import TokenBatch, token_batch
+from rollout import TokenBatch, prompted, token_batch
 from sampler import Samples
 from settings import Settings
 from start import CHOICES, load_policy
@@ -98,7 +98,7 @@ def rebuild(truth: dict, policy: Policy, advantage: str = "grpo", normalize: str
             "the truth is about another model: this one has fewer tokens")
     puzzles = recorded_puzzles(truth, policy.task)
     samples = recorded_samples(truth, policy, puzzles)
-    batch = token_batch(policy, puzzles, samples, s, step=0)
+    batch = token_batch(policy, prompted(policy, puzzles), samples, s, step=0)
     batch.ask = Queries(policy._replace(reference=policy.model), batch, s, step=0)
     require(torch.allclose(batch.ask.reference_logprob, samples.logprob, atol=0.01),
             "the truth is about another model: this one gives its tokens other probabilities")

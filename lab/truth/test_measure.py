@@ -87,7 +87,7 @@ def test_tokens_get_their_share_of_rollouts_in_chunks_that_fit():
 def test_rollouts_are_the_same_however_they_are_sampled(tmp_path, monkeypatch):
     """Guards against random numbers that repeat, or shift with chunks, a second call or the other responses, and counts
     that are half written when a run is stopped."""
-    policy, file, lengths, respond = tiny_policy(), tmp_path / "ground_truth.npz", [], gt.continue_and_grade
+    policy, file, lengths, respond = tiny_policy(), tmp_path / "ground_truth.npz", [], gt.generate_and_grade
     whole, first, second, seeded = (described(policy, 6) for _ in range(4))
     rows = np.isin(whole["response"], (2, 7))
     few = {k: v[rows] for k, v in whole.items() if v.shape and len(v) == len(rows)} | {"sampled": np.array(0)}
@@ -106,7 +106,7 @@ def test_rollouts_are_the_same_however_they_are_sampled(tmp_path, monkeypatch):
     monkeypatch.setattr(gt, "SAVE_EVERY", 0.0)
     packets, _, tokens = sampled(policy, first, 24)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(gt, "continue_and_grade", interrupted)
+        patch.setattr(gt, "generate_and_grade", interrupted)
         sampled(policy, first, 60, save=lambda: gt.save_truth(first, file))
     saved = dict(np.load(file))
     assert sum(packets) < saved["packets"].sum() < whole["packets"].sum()

@@ -13,7 +13,7 @@ from tasks import guess_task
 from tasks.guess_task import Puzzle
 from tests.fixtures import Pieces
 from tests.test_grpo import tiny
-from turns import decode, reply, transcript
+from turns import decode, interleave, replies, reply
 
 IDS = {"1": [1], "2": [2], "3": [3], "4": [4], "\nhigher\n": [5, 1], "\nlower\n": [5, 2]}
 
@@ -34,7 +34,7 @@ def game(*end_tokens):
     policy = six_tokens([*end_tokens])
     found, open_ = {secret: [] for secret in range(1, 5)}, [(secret, [], []) for secret in range(1, 5)]
     while open_:
-        texts = [policy.prompt(puzzle) + transcript(policy, puzzle, tokens)
+        texts = [policy.prompt(puzzle) + interleave(tokens, replies(policy, puzzle, tokens))
                  for puzzle, tokens in ((Puzzle(4, secret, 0), tokens) for secret, tokens, _ in open_)]
         rows = torch.nn.utils.rnn.pad_sequence([torch.tensor(text) for text in texts], batch_first=True)  # (R, C)
         logits = policy.model(rows)[range(len(rows)), [len(text) - 1 for text in texts], :6]  # (R, 6)

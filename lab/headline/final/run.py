@@ -19,7 +19,7 @@ from plumbing.files import require
 from plumbing.progress import follow
 from plumbing.report import t_estimate
 from plumbing.runs import read_config
-from rollout import EVALUATION, draw_uniforms, generate_and_grade
+from rollout import EVALUATION, draw_uniforms, generate_and_grade, prompted
 from settings import Settings
 from start import load_policy
 
@@ -48,7 +48,7 @@ def success(e: Experiment) -> float:
     """The mean success of a final model on the other puzzles, over the draws."""
     s = replace(Settings(**read_config(e.folder)["settings"]), model=str(e.folder / "checkpoint"))
     policy, found = load_policy(s), []
-    others = policy.task.load("new_numbers", OTHERS)
+    others = prompted(policy, policy.task.load("new_numbers", OTHERS))
     for draw in range(1, DRAWS + 1):  # training had draw 0
         uniforms = draw_uniforms(draw, EVALUATION, OTHERS, 1, s.max_new_tokens)  # (n, max_new_tokens)
         found += [grade["answer"] for grade in generate_and_grade(policy, others, uniforms)[1]]
