@@ -44,8 +44,7 @@ def value_by_hand(probe, x):
 
 
 def test_values_by_hand_and_zero_on_padding():
-    """Guards against another network, padding with a value, a new critic that prefers some states, and values rounded
-    to bfloat16: credit functions use the differences between neighbours."""
+    """Guards against another network, a new critic that prefers some states, and values rounded to bfloat16."""
     critic = random_head()
     values = critic.read(HIDDEN, MASK)
     torch.testing.assert_close(values[MASK], value_by_hand(critic.value, STATES), atol=1e-5, rtol=0)
@@ -76,8 +75,8 @@ def value_loss(critic, clip):
     (ADAMW, False), (partial(torch.optim.SGD, lr=0.3), True),  # steps so large that values are clipped
 ], ids=["AdamW", "SGD"])
 def test_a_critic_learns_by_hand(make_optimizer, fast):
-    """Guards against min for max, a clip around the target, padding in the mean, another scale, rate or decay, a loss
-    or share of variance that a critic could only have once it knew the rewards, and a share of rounding noise."""
+    """Guards against min for max, a clip around the target, padding in the mean, another scale, rate or decay, and a
+    loss or share of variance that a critic could only have once it knew the rewards."""
     critic, expected = random_head(), four_steps(random_head(), partial(value_loss, clip=0.2), make_optimizer)
     if fast:
         critic.optimizer = make_optimizer(critic.parameters())

@@ -119,36 +119,29 @@ def windowed(plain: torch.nn.Module, monkeypatch) -> torch.nn.Module:
     ("qwen2", False, 1.0, False, True, ""), ("qwen2", False, 1.0, False, True, "replayed")], indirect=["way"])
 def test_generate_equals_a_naive_sampler(family, constrained, temperature, greedy, window, way, tmp_path, monkeypatch):
     """Guards against another prompt, padding, limit or token than meant, statistics of another distribution, an update
-    that computes another log-prob than was sampled from, and, with a window, a mask that is made in another place, too,
-    or columns that are counted where positions should be."""
+    that computes another log-prob than was sampled from, and, with a window, a mask that is made in another place."""
     hf, model = random_model(family, tmp_path)
     hf = windowed(hf, monkeypatch) if window else hf
     model.temperature = temperature
     B, T = 24, 7
-    u, limit, excluded = uniforms(B, T, seed=2), [T] * B, None
+    u, watched, limit, excluded = uniforms(B, T, seed=2), [], None, None
     if constrained:
-        limit = [i % T + 1 for i in range(B)]
+        limit = torch.arange(B) % T + 1
         excluded = generate(model, PROMPTS, u, ENDS).tokens[:, 0]  # what would have come first
-    watched = []
-    s = generate(model, PROMPTS, u, ENDS, torch.tensor(limit) if constrained else None, excluded, greedy,
-                 lambda *progress: watched.append(progress))
-    expected = [naive_sample(hf, PROMPTS[i // 6], u[i, : limit[i]].tolist(),
+    s = generate(model, PROMPTS, u, ENDS, limit, excluded, greedy, lambda *progress: watched.append(progress))
+    expected = [naive_sample(hf, PROMPTS[i // 6], u[i, : limit[i] if constrained else T].tolist(),
                              excluded[i].item() if constrained else None, temperature, greedy) for i in range(B)]
     lengths = [len(response) for response, _ in expected]
     assert [row[mask].tolist() for row, mask in zip(s.tokens, s.mask)] == [response for response, _ in expected]
     assert s.ended.tolist() == [response[-1] in ENDS for response, _ in expected]
     assert s.mask.tolist() == [[t < n for t in range(max(lengths))] for n in lengths]
     assert not s.tokens[~s.mask].any()
-    for i, (_, statistics) in enumerate(expected):
-        got = torch.stack((s.logprob[i], s.entropy[i], s.logit_grad[i]))  # (3, T)
-        assert got.dtype == torch.float64
-        assert_close(got, F.pad(statistics, (0, max(lengths) - lengths[i])), 1e-5)
-    assert not s.logprob.requires_grad
+    got = torch.stack((s.logprob, s.entropy, s.logit_grad), dim=1)  # (B, 3, T)
+    assert got.dtype == torch.float64 and not got.requires_grad
+    assert_close(got, torch.stack([F.pad(x, (0, max(lengths) - x.shape[1])) for _, x in expected]), 1e-5)
     assert_close(read_responses(part_logprobs, model, PROMPTS, torch.arange(B) // 6, s.tokens, s.mask), s.logprob, 1e-5)
-    running = [sum(n > t for n in lengths) for t in range(max(lengths) + 1)]
-    assert watched == [(t, running[t] / B) for t in range(1, max(lengths) + 1)]
-    assert len(set(lengths)) >= 4  # a hard case: responses end at different times, and some are cut off
-    assert 0 < s.ended.sum() < B
+    assert watched == [(t, sum(n > t for n in lengths) / B) for t in range(1, max(lengths) + 1)]
+    assert len(set(lengths)) >= 4 and 0 < s.ended.sum() < B  # they end at different times, and some are cut off
 
 
 @pytest.mark.parametrize("broken, name, way", [
@@ -169,8 +162,7 @@ def test_no_text_is_the_beginning_of_another(prompts):
     """Guards against a prompt that is read twice, or whose text begins with something else."""
     texts, text_of = distinct_texts(prompts)
     assert all(texts[i][: len(prompt)] == prompt for i, prompt in zip(text_of, prompts))
-    begins = [[other[: len(text)] == text for other in texts] for text in texts]
-    assert sum(map(sum, begins)) == len(texts)  # each begins itself alone
+    assert sum(other[: len(text)] == text for other in texts for text in texts) == len(texts)  # each itself alone
     assert all(text in prompts for text in texts)
 
 
