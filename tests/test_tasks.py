@@ -143,41 +143,27 @@ def test_commas_separate_thousands_or_nothing():
 
 
 @pytest.mark.parametrize("value, texts", [
-    (7, ["7.0", "+7", "007", "\u201c7\u201d", "[7]", "__7__", "#### 7", "**Answer:** 7", "Ann has 7 shells now.",
-         "US$7", "7\\%", "7 km/h", "$7/hr", "7km", "7-day", "14/2", "$\\boxed{7}$", "\\[x = 7\\]", "\\text{7 apples}",
-         "\\boxed{\\$7.00}", "7 \u20ac", "7!", "\u20b97", "~7", "\u2248 7", "\\approx 7", "7 \u2705", "\U0001f34e 7!",
-         "*7*", "\\fbox{7}", "\\underline{7}", "7 o'clock", "7 without Ben", "7 wrong", "7 \u20ac/kg", "7 m",
-         "\\boxed{7\\text{ m}}", "7\\,\\text{cm}", "7 \\mathrm{~cm}^{2}", "7 m\u00b2", "7 feet^2", "7 kg/m^3", "7ft",
-         "7g", "7min", "7m", "7\u00a0cm", "7^\\circ", "7 square feet", "7 months", "$7 a day", "7 more than Ben",
-         "a total of 7", "7 left over", "7 to the nearest foot", "\\text{Ann} \\Rightarrow 7",
-         "7...", "7 bills", "7 miles", "7 mL of milk", "7 USD", "7 GBP", "7 TVs", "7 pcs", "7 by Ben"]),
+    (7, ["+7", "007", "**Answer:** 7", "7\\%", "7 km/h", "$7/hr", "7-day", "14/2", "\\[x = 7\\]", "\\boxed{\\$7.00}",
+         "\\approx 7", "7\u2705", "\\fbox{7}", "\\underline{7}", "7 o'clock", "7 without Ben", "7 wrong", "7 \u20ac/kg",
+         "7 \\mathrm{~cm}^{2}", "7 m\u00b2", "7 feet^2", "7 kg/m^3", "7ft", "7g", "7min", "$7 a day", "7 more than Ben",
+         "7 to the nearest foot", "\\text{Ann} \\Rightarrow 7", "7 mL of milk", "7 GBP", "7 TVs", "7 pcs"]),
     (1234, ["**$1,234.00**", "1{,}234", "1\\,234", "1,\\!234", "1\u202f234", "1\u2009234", "1\u00a0234"]),
-    (1234567, ["1,234,567", "\u20b912,34,567", "1'234'567"]),
-    (-5, ["\u22125", "\u20135", "-$5", "$-5", "x = -5", "- 5", "x = \u2212 5", "\\boxed{- 5}", "** - 5**", "-\\,5",
-          "negative 5"]),
-    (Fraction(-1, 2), ["-\\dfrac{1}{2}", "-.5", "-\u00bd", "-1/2", "-1.5/3", "1/-2", "-0.5/1.0"]),
-    (50, ["50%", "50\\%"]),
-    (Fraction(-7, 2), ["\\frac{7}{-2}", "\\frac{7}{\u2212 2}", "\\frac{ -7 }{2}", "-3.5", "7/-2", "-\\frac{7.0}{2}"]),
-    (Fraction(1000, 3), ["\\frac{1,000}{3}", "\\frac{1{,}000}{3}", "1,000/3", "333 1/3", "\\frac{-1000}{-3}"]),
-    (Fraction(1, 2), ["\u00bd", "\u00bd cup", "1\u20442", "\\dfrac12", "\\frac 1 2", "\\tfrac{1}2"]),
-    (Fraction(3, 2), ["1 1/2", "1\u00a01/2", "1\\frac{1}{2}", "1\u00bd", "1 \u00bd", "1\\frac12"]),
-    (None, ["none", "1-2", "1\u20132", "3 + 4 = 7", "12 apples and 3 pears", "seven or 8", "7 and a half", "3 million",
-            "Ann minus 7", "1 234", "1.234,5", "12:30", "7^2", "7\u00b2", "1/0", "1 3/2", "x-7", "7/x",
-            "5k", "5 k", "1e999999999", "0x1F", "1_000", "< 7", "!= 7", "\\sqrt{4}", "2\\pi", "2 \u00d7 3",
-            "1/2/3", "1.2.3", "7/", "/7", "7,5", ",5", "7..5", "1 1.5/2", "1 1/2.5", "1/2 3", "1 2/2", "1 1/2 1", "7e1",
-            "1\\boxed2", "1\\text{}2", "1\\frac{2}{3}4", "1\u200b2", "1\x002", "\uff14\uff12", "\u0667", "7\u0338",
-            "\u4e03", "7" * 101, "0" * 10**6 + "42"]),
+    (1234567, ["\u20b912,34,567", "1'234'567"]),
+    (-5, ["\u20135", "$-5", "x = \u2212 5", "\\boxed{- 5}", "** - 5**", "-\\,5", "negative 5"]),
+    (Fraction(-1, 2), ["-\\dfrac{1}{2}", "-.5", "-\u00bd", "-0.5/1.0"]), (Fraction(-7, 2), ["\\frac{7}{\u2212 2}"]),
+    (Fraction(1000, 3), ["\\frac{1{,}000}{3}", "333 1/3"]), (Fraction(1, 2), ["1\u20442", "\\tfrac{1}2"]),
+    (Fraction(3, 2), ["1\u00a01/2", "1\\frac{1}{2}", "1\u00bd"]),
+    (None, ["none", "3 + 4 = 7", "12 apples and 3 pears", "seven or 8", "1 234", "7^2", "1/0", "x-7", "5 k",
+            "1e999999999", "1_000", "!= 7", "\\sqrt{4}", "1/2/3", ",5", "1 1/2.5", "1 2/2", "1\\boxed2",
+            "1\u200b2", "\uff14\uff12", "7\u0338", "7" * 101, "0" * 10**6 + "42"]),
     # A part, a power, a function, a product or a multiple of 7; a bound; no answer.
-    (None, ["7 and a quarter", "a quarter of 7", "a third of 7", "7 tenths", "7 feet and an inch", "\u00bd7",
-            "\\frac123", "7 squared", "7 doubled", "7 to the power of x", "7 \u00b2", "square root of 7",
-            "the inverse of the 7", "log 7", "f(7)", "x_7", "7 pi", "x*7", "7 * n", "7 n", "7x", "7 M", "7B", "$7m",
-            "7 crore", "\U0001f51f 7", "Ann - 7", "7 more than x", "\\frac{7}{0}", "7/-0", "7/2x", "7 tens", "7 sixes",
-            "7 mln", "7 Mio", "7 bil", "7 mrd", "7 tsd", "\u20ac7 MLN", "7 EUR Mio", "$7 (mln)", "7 milyon",
-            "7 Milliarden", "7 ppm", "7 zzz", "0.3 repeating", "0.3...", "0.3 \u2026", "10 in binary", "7 below"]),
-    (None, ["less than 7", "more than about $7", "at least 7", "over 7", "up to \u20ac7", "7 or more", "7 and up",
-            "7 max", "not 7", "isn't 7", "7 is wrong", "7 excluded", "7 omitted",
-            "7 is ruled out", "none of the 7", "instead of 7",
-            "anything but 7", "~~7~~", "7 \U0001f44e"])])
+    (None, ["a quarter of 7", "a third of 7", "7 tenths", "7 feet and an inch", "7 squared", "7 to the power of x",
+            "square root of 7", "the inverse of the 7", "log 7", "f(7)", "x_7", "7 pi", "x*7", "7 M", "$7m", "7 crore",
+            "\U0001f51f 7", "7 more than x", "7 tens", "7 sixes", "7 Mio", "7 bil", "7 mrd", "$7 (mln)", "7 milyon",
+            "7 Milliarden", "7 zzz", "0.3 repeating", "0.3...", "0.3 \u2026", "10 in binary", "7 below"]),
+    (None, ["less than 7", "at least 7", "over 7", "up to \u20ac7", "7 or more", "7 and up", "7 max", "not 7",
+            "isn't 7", "7 is wrong", "7 is ruled out", "none of the 7", "instead of 7", "anything but 7", "~~7~~",
+            "7 \U0001f44e"])])
 def test_a_number_in_the_dress_of_a_chat_model(value, texts):
     """Guards against right answers that are graded 0, a hedge that is paid (`7 or 8`), and digits that are read as
     another number than the eye sees."""
@@ -243,27 +229,25 @@ BROKEN_LINES = [
     ('{"question": "Q", "answer": 3, "answer": 4}', "'answer' stands twice in .*3.*4"),
     *((f'{{"question": "Q", "answer": {answer}}}', said) for answer, said in (
         ("[7]", r"its answer is \[7\], neither text nor a number"), ("true", "True, neither"),
-        ("null", "None, neither"), ("[" * 99999, "too large"), ("1e" + "9" * 20, "large"))),
+        ("[" * 99999, "too large"), ("1e" + "9" * 20, "large"))),
     ("{", "Expecting property name"), ("[]", "it is no object"),
     ('{"question": 3, "answer": "3"}', "its question is no text"), ('{"question": " ", "answer": 3}', "is no text"),
     ('{"question": "a \\ud800", "answer": "3"}', "surrogates not allowed"),
     *((f'{{"question": "Q", "answer": {answer}}}', "has not one number after the last ####")
-      for answer in ('"#### 3 or 4"', '"7 squared"', "NaN", '"#### 3 ####"', "1e100", "1e-99999999", '"&nbsp;3"'))]
+      for answer in ('"#### 3 or 4"', "NaN", '"#### 3 ####"', "1e100", "1e-99999999"))]
 
 
 @pytest.mark.parametrize("name, content, said", [
     *(("a.jsonl", lines(1, 2) + f"\n{line}\n".encode() + lines(1), f"a.jsonl, line 3: expected .*{said}")
       for line, said in BROKEN_LINES),
-    ("a.json", b"[1]", "row 1: expected .* no object"), ("a.json", b"[{]", "a.json is not valid JSON"),
-    ("a.json", b"[]", "holds no puzzle"), ("a.csv", b"question,answer\nQ\n", "row 1: .*cells is 1, the header's 2"),
+    ("a.json", b"[1]", "row 1: expected .* no object"), ("a.json", b"[]", "holds no puzzle"),
+    ("a.csv", b"question,answer\nQ\n", "row 1: .*cells is 1, the header's 2"),
     ("a.csv", b"question,answer\nQ,3\nAnn has 3, and 4,7\n", "row 2: .*cells is 3, the header's 2: quote a text"),
     ("a.csv", b"question,answer,answer\nQ,3,4\n", "row 1: .*'answer' stands twice"),
-    ("a.csv", b"id,question\n1,Q\n", "row 1: .*it has no answer; its fields: 'id', 'question'"),
     ("a.csv", b'question,answer\n"so" he said,3\n', "not valid CSV: line 2"),
     ("a.csv", b'question,answer\n"Q,3\nR,4\n', "not valid CSV: line 3: unexpected end of data"),
     ("a.json", b'[{"question": "Q", "answer": 3, "answer": 4}]', "a.json is not valid JSON: 'answer' stands twice"),
-    ("a.csv", b'question,answer\n"' + b"Q" * 200_000, "not valid CSV"), ("a.gz", b"text", "not a complete .gz"),
-    ("a.gz", gzip.compress(lines(1))[:-9], "not a complete .gz"),
+    ("a.gz", b"text", "not a complete .gz"), ("a.gz", gzip.compress(lines(1))[:-9], "not a complete .gz"),
     ("a.jsonl", lines(1).decode().encode("utf-16"), "not a text file in UTF-8: convert it"),
     ("a.jsonl", lines(1) + b"\n" + lines(2), "two answers to 'Q0.*': remove one")], ids=lambda x: str(x)[:40])
 def test_a_broken_file_is_refused_in_one_sentence(name, content, said, tmp_path):

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 
 import countdown_task
 import start
@@ -16,6 +15,7 @@ from models import warm_start
 from plumbing.launch import BUNDLED
 from tasks.arithmetic import check_calculations, find_calculations
 from tasks.searches import ATTEMPTS
+from tests.plain import plain_logprobs
 
 
 def test_demonstrations_calculate_rightly_and_end_with_the_answer_they_claim():
@@ -101,12 +101,9 @@ def test_a_pretrained_model_is_tuned_until_it_solves_enough(policy, monkeypatch,
     puzzles, s = generate_puzzles(50, "train"), train.Settings(**warm_start.TUNING | {"answers": 3, "lr": 1e-3})
     batch = warm_start.demonstrations(policy, puzzles[:2], np.random.default_rng(0), s)
     assert batch.group.tolist() == [0] * 3 + [1] * 3 and (batch.format == 1).all() and batch.success.mean() > 0
-    losses = []  # (N,) of the N tokens of all responses
-    for i, row in enumerate(batch.tokens):
-        prompt, response = policy.prompt(puzzles[i // 3]), row[batch.mask[i]].tolist()
-        assert response[-1] == policy.tokenizer.end_tokens[0]
-        logits = policy.model(torch.tensor([prompt + response[:-1]]))[0, len(prompt) - 1 :].detach()
-        losses += F.cross_entropy(logits, torch.tensor(response), reduction="none").tolist()
+    assert {row[mask][-1].item() for row, mask in zip(batch.tokens, batch.mask)} == {policy.tokenizer.end_tokens[0]}
+    prompts = [policy.prompt(puzzles[i]) for i in batch.group]
+    loss = -plain_logprobs(policy.model, prompts, batch.tokens, batch.mask)[batch.mask].mean().item()
 
     found = iter([0.1, 0.3, 0.9])
     monkeypatch.setattr(warm_start, "CHECK", 1)
@@ -114,4 +111,4 @@ def test_a_pretrained_model_is_tuned_until_it_solves_enough(policy, monkeypatch,
     monkeypatch.setattr(warm_start, "evaluate", lambda *_: np.array([next(found)]))
     warm_start.tune(policy, puzzles, 20, 0.3, s)
     first, second = (float(x) for x in re.findall(r"loss ([0-9.]+)", capsys.readouterr().out))  # it stops after two
-    assert first == pytest.approx(np.mean(losses), abs=1e-3) and second < first
+    assert first == pytest.approx(loss, abs=1e-3) and second < first

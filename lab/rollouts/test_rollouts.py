@@ -234,23 +234,20 @@ def test_log_p_tells_who_wrote(sharper, tokens, said):
 @pytest.mark.parametrize("wrong, said", [
     ({"completion_ids": None}, "it has no completion_ids, and texts don't tell which tokens were sampled: record "
                                "tokens with lab/rollouts/recorder.py, see docs/trl.md"),
-    ({"prompt_ids": None}, "it has no prompt_ids"), ({"completion_ids": [5, 1, 6]}, "stand behind the end token"),
-    ({"completion_ids": [5, 99999]}, "tokens from 0 to"), ({"completion_ids": "12"}, "must be a list of tokens"),
-    ({"completion_ids": [True]}, "must be a list"), ({"completion_ids": [-1]}, "must be a list of tokens"),
-    ({"completion_ids": []}, "must be a list"), ({"prompt_ids": []}, "its prompt_ids must be"),
+    ({"completion_ids": [5, 1, 6]}, "stand behind the end token"), ({"completion_ids": [5, 99999]}, "tokens from 0 to"),
+    ({"completion_ids": "12"}, "must be a list of tokens"), ({"completion_ids": [True]}, "must be a list"),
+    ({"completion_ids": [-1]}, "must be a list of tokens"), ({"prompt_ids": []}, "its prompt_ids must be"),
     ({"prompt_ids": [5] * 99999}, "it has 100000 tokens, and the model takes"), ({"group": 1}, "nothing to compare"),
     ({"rewards": [1]}, "its rewards must be numbers by name"), ({"rewards": {"a": "x"}}, "its a must be a number"),
     ({"reward": None}, "it has no reward; its fields: 'prompt_ids', 'completion_ids'"),
-    ({"reward": float("nan")}, "its reward must be a finite number"), ({"reward": [1]}, "its reward must be a number"),
+    ({"reward": float("nan")}, "its reward must be a finite number"), ("", "name the files"),
     ({"advantage": "1"}, "its advantage must be a number"), ({"step": 10.45}, "must be a whole number, not 10.45"),
-    ({"advantage": 1e39}, "its advantage must be a finite number"), ("", "name the files"),
-    ("\n", "holds no rollout"), ('{"prompt": "a"', "line 1: "),
-    ("[1, 2]", "row 1: it is no object"), ("--out {0}", "exists: remove it, or choose"),
+    ({"advantage": 1e39}, "its advantage must be a finite number"), ("\n", "holds no rollout"),
+    ('{"prompt": "a"', "line 1: "), ("[1, 2]", "row 1: it is no object"), ("--out {0}", "exists: remove it, or choose"),
     ("{0}/gone", "there is no file"), ("{0}/good {0}/good", "twice"), ("{0}/mixed", "some rows have an advantage"),
     ("{0}/two", "line 25: step 1 comes after step 2: two runs in one file?"), ("--temperature 0", "--temperature"),
     ("--model=", "name the folder of the model"), ("--advantage zzz", "theirs"), ("--micro_batch 0", "--micro_batch"),
-    ("--mitigation ppo", "needs critic"), ("--mitigation dpo", "needs reference"), ("--device foo", "--device foo"),
-    ("--mitigation vineppo", "have no grader"), ("--mitigation regrade_ablation", "have no grader")],
+    ("--mitigation ppo", "needs critic"), ("--device foo", "--device foo"), ("--mitigation vineppo", "have no grader")],
     ids=lambda x: str(x)[:40])
 def test_what_cannot_work_is_one_sentence(wrong, said, sampled, tmp_path, refusal):
     """wrong: what is other in a row, None for a field that it lacks; or a file's text; or words of the command."""
