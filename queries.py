@@ -85,8 +85,8 @@ class Queries:
 
     @torch.no_grad()
     def read(self, reader: Callable, model: Qwen2, rows: Tensor | None = None, *given: Tensor) -> Tensor:
-        """What a reader finds, (R, T, ...), in the responses rows (R,), or in all. given (R, T, ...): what it is told of
-        each token. See `read_responses` of sampler.py."""
+        """What a reader finds, (R, T, ...), in the responses rows (R,), or in all. given (R, T, ...): what it is told
+        of each token. See `read_responses` of sampler.py."""
         batch, T = self.batch, self.batch.tokens.shape[1]
         rows = (torch.arange(len(batch.tokens)) if rows is None else rows).to(batch.tokens.device)
         self.tokens_read += tokens_in(batch, rows)

@@ -14,8 +14,8 @@ How this differs from the usual `generate`:
        the row      sky    is     blue
        predicts     is     blue   .
 
-Alphabet: Q prompts, G responses to each, B = Q G responses, of which B' are still running, T columns (while sampling: as
-many as a response may have), V vocabulary.
+Alphabet: Q prompts, G responses to each, B = Q G responses, of which B' are still running, T columns (while sampling:
+as many as a response may have), V vocabulary.
 
 Run it:  python train.py --steps 0        samples from the bundled model and grades the responses
 """
@@ -111,7 +111,7 @@ def generate(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_token
     ended = torch.zeros(B, dtype=torch.bool, device=device)
     choose, at_once = partial(draw_and_describe, greedy=greedy), LOGITS_AT_ONCE.get(device.type, 2**26)
     excluded = None if excluded is None else excluded.to(device)
-    # A tenth faster than no_grad. No gradient can ever flow through what is made inside: what is returned was made above.
+    # A tenth faster than no_grad. No gradient can flow through what is made inside, so what is returned was made above.
     with torch.inference_mode():
         rows = torch.arange(B, device=device)  # (B',) the response that each running row writes
         cache, token = read_prompts(model, [prompt for prompt in prompts for _ in range(G)])  # of B rows, (B,)

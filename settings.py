@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Settings:
-    """What a run is told, but for its credit function's own flags. config.json keeps it, so --resume needs none of it."""
+    """What a run is told, but for its credit function's own flags. --resume takes it from config.json."""
 
     # What is trained, on what:
     mitigation: str = "none"  # the credit function, see the end of --help; none: plain GRPO, equal for all tokens

@@ -54,7 +54,7 @@ def interleave(tokens: list, before: dict[int, list]) -> list:
 
 
 class Prefix(NamedTuple):
-    """What responses begin with: a puzzle's prompt, and perhaps tokens of a response to it, with the replies to these."""
+    """What responses begin with: a puzzle's prompt, and perhaps tokens of a response to it, with the replies so far."""
 
     puzzle: Any
     prompt: list[int]
