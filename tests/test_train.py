@@ -511,14 +511,6 @@ def test_what_cannot_work_is_refused_in_one_sentence(flags, said, tmp_path, monk
     assert not (tmp_path / "r").exists()
 
 
-def test_a_kill_in_the_last_evaluation_costs_one_step(quick, tmp_path, monkeypatch, refusal):
-    first = {"heldout_success": 0.0, "heldout_stderr": 0.0}
-    monkeypatch.setattr(train, "measure_heldout", Mock(side_effect=[first, KeyboardInterrupt]))
-    words = "--steps", 3, "--eval_every", 0, "--out", tmp_path / "r"
-    assert "interrupted; continue" in refusal(train, *TINY, *words)
-    assert torch.load(tmp_path / "r" / "state.pt", weights_only=True)["step"] == 2
-
-
 def test_a_run_that_fails_ends_in_one_sentence(quick, tmp_path, monkeypatch, refusal):
     """Ctrl-C before the first step, credit that is infinite where the rehearsal does not look, a loss that diverges,
     and no memory."""
