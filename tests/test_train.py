@@ -158,16 +158,14 @@ def test_the_log_holds_the_credit_that_the_flags_ask_for(quick, tmp_path):
     flags = [*method, "--advantage", "dr_grpo", "--shaping", "overlong", "--skip_unfinished", "--max_new_tokens", 75]
     run(*SMALL, "--steps", 1, *flags, "--out", tmp_path / "r")
     log = credit_log(tmp_path / "r")
-    lengths = np.bincount(log["response"])[log["response"]]
-    shaped = log["reward"] - 0.1 * np.maximum(5 * lengths / 75 - 4, 0)  # of each token's response
-    for response in range(12):
-        here = {name: column[log["response"] == response] for name, column in log.items()}
-        ended = here["token"][-1] in Tokenizer(BUNDLED).end_tokens
-        weight = np.where((here["in_answer"] == 1) | ~here["in_answer"].any(), 1, 0.25) * ended
-        np.testing.assert_allclose(here["credit"], here["advantage"] * weight, rtol=1e-5)
-        first = (log["group"] == response // 4) & (log["position"] == 0)
-        deviation = shaped[log["response"] == response] - shaped[first].mean()
-        np.testing.assert_allclose(here["advantage"], deviation, atol=1e-6)
+    response, lengths, answer = log["response"], np.bincount(log["response"]), log["in_answer"]
+    shaped = log["reward"][log["position"] == 0] - 0.1 * np.maximum(5 * lengths / 75 - 4, 0)  # (12,)
+    deviation = shaped - shaped.reshape(3, 4).mean(1).repeat(4)
+    np.testing.assert_allclose(log["advantage"], deviation[response], atol=1e-6)
+    ended = np.isin(log["token"][np.cumsum(lengths) - 1], Tokenizer(BUNDLED).end_tokens)
+    answered = np.bincount(response, answer) > 0
+    weight = np.where((answer == 1) | ~answered[response], 1, 0.25) * ended[response]
+    np.testing.assert_allclose(log["credit"], log["advantage"] * weight, rtol=1e-5)
     taught = log["advantage"] != 0
     assert set(log["credit"][taught] / log["advantage"][taught]) == {0, 0.25, 1}
 
