@@ -2,10 +2,9 @@
 import ast
 import json
 import math
-import os
+import multiprocessing
 import re
 import shutil
-import signal
 import sys
 import time
 from dataclasses import fields, replace
@@ -156,15 +155,13 @@ def test_help_lists_every_setting_and_every_method_with_its_formula(capsys):
 
 
 @pytest.mark.parametrize("words, name", [
-    ("--mitigation outcome_conditional --think_discount 0.25", "outcome_conditional-think_discount0.25-seed0"),
-    ("--mitigation outcome_conditional --think_discount 0.5 --seed 3", "outcome_conditional-seed3"),
-    ("--advantage rloo --lr 1e-3", "none-advantagerloo-lr0.001-seed0"),
-    ("--task some/where/my_task.py", "none-taskmy_task-seed0"),
-    ("--steps 3 --device cuda --model m --data d --eval_data e --out o", "none-seed0")])
+    ("--think_discount 0.25 --advantage rloo --lr 1e-3 --task some/where/my_task.py --seed 3",
+     "think_discount0.25-taskmy_task-advantagerloo-lr0.001-seed3"),
+    ("--think_discount 0.5 --steps 3 --device cuda --model m --data d --eval_data e --out o", "seed0")])
 def test_the_folder_is_named_after_every_flag_that_was_changed(words, name):
-    s, hyper_parameters, *_ = parse(*words.split())
+    s, hyper_parameters, *_ = parse("--mitigation", "outcome_conditional", *words.split())
     changed = flags.changed(s, Settings(), hyper_parameters, MITIGATIONS[s.mitigation])
-    assert run_folder.default_folder(s.mitigation, s.seed, changed) == Path("runs") / name
+    assert run_folder.default_folder(s.mitigation, s.seed, changed) == Path(f"runs/outcome_conditional-{name}")
 
 
 # ------------------------------------------------------------------------------------------------------ files
@@ -244,14 +241,14 @@ def counter(steps=0):
 
 @pytest.fixture
 def new(tmp_path, monkeypatch):
-    """A run that has only begun, and its settings: a state every 2 steps and a checkpoint every 3."""
+    """A run that has only begun, and its settings: a state and a checkpoint every 3 steps."""
     (tmp_path / "model" / "additional_chat_templates").mkdir(parents=True)
     for name in (*BESIDE, "config.json", "model.safetensors", "optimizer.pt", "trainer_state.json", "README.md"):
         (tmp_path / "model" / name).write_text("{}")
     (tmp_path / "r.part").mkdir()  # somebody's own
     (tmp_path / ".r.starting" / "old").mkdir(parents=True)  # of a run that was killed while it created its folder
     monkeypatch.setattr(sys, "argv", ["train.py", "--data", "my puzzles"])
-    s = Settings(model=str(tmp_path / "model"), steps=5, state_every=2, checkpoint_every=3)
+    s = Settings(model=str(tmp_path / "model"), steps=5, state_every=3, checkpoint_every=3)
     assert Writer(tmp_path / "r", s, {"k": 2}, {}, None).open(SOURCE, ["x"], resume=False) == (0, {})
     return tmp_path / "r", s
 
@@ -310,6 +307,7 @@ def test_a_new_run_folder_holds_config_header_and_tokenizer(new):
 
 
 def test_a_run_is_resumed_from_its_last_state_and_cut_back_to_it(counted):
+    """That of step 4 of 5, before the evaluation at the end, which may be long: a kill in it costs one step."""
     run, s = counted
     assert (run / "checkpoint" / "weights").read_text() == "4"
     assert [file.parent.name for file in run.glob("checkpoints/*/tokenizer.json")] == ["step-000003"]
@@ -333,9 +331,8 @@ def test_a_run_is_resumed_from_its_last_state_and_cut_back_to_it(counted):
     assert resume(run, replace(s, steps=9), columns=()) == 4  # code that no longer measures x
     run_folder.append_row(run, {"step": 5, "reward": float("nan"), "x": 0.5})
     assert (run / "metrics.csv").read_text().splitlines()[-1] == "5" + "," * len(COLUMNS) + "0.5"
-    never = replace(s, state_every=0, checkpoint_every=0, steps=6)
-    for step, last in ((5, 4), (6, 6)):  # the last step always writes one
-        save(run, never, step)
+    for step, every, last in ((5, 3, 4), (6, 3, 6), (8, 0, 6), (9, 0, 9)):  # the last step always writes one
+        save(run, replace(s, state_every=every, checkpoint_every=0, steps=9), step)
         assert run_folder.load_state(run)["step"] == last
 
 
@@ -396,18 +393,15 @@ def test_a_second_process_does_not_write_a_run(counted, tmp_path):
     """It is told the number of the first one, until that one is dead."""
     run, s = shutil.copytree(counted[0], tmp_path / "copy"), counted[1]  # this process has locked the original
     (run / "lock").write_text("9" * 99)  # of a process that is dead
-    if first := os.fork():
-        while not (tmp_path / "locked").exists():
-            time.sleep(0.01)
-        refuses(f"copy is being written by process {first}: wait", tmp_path, resume, run, s)
-        os.kill(first, signal.SIGKILL)
-        os.waitpid(first, 0)
-        assert resume(run, s) == 4
-    else:
-        run_folder.lock(run)
-        (tmp_path / "locked").touch()
-        time.sleep(60)
-        os._exit(1)
+    fork = multiprocessing.get_context("fork")
+    locked = fork.Event()
+    first = fork.Process(target=lambda: (run_folder.lock(run), locked.set(), time.sleep(60)))
+    first.start()
+    locked.wait()
+    refuses(f"copy is being written by process {first.pid}: wait", tmp_path, resume, run, s)
+    first.kill()
+    first.join()
+    assert resume(run, s) == 4
 
 
 def test_samples_are_the_first_response_to_each_of_three_puzzles(tmp_path):
