@@ -182,8 +182,7 @@ def gspo_objective(logprob: Tensor, old: Tensor, credit: Tensor, mask: Tensor, s
     """
     change = (logprob - old).detach() * mask  # (b, T)
     mean = change.sum(1, keepdim=True) / mask.sum(1, keepdim=True)  # (b, 1)
-    one = (logprob - logprob.detach()).exp()  # (b, T) of value 1, with the gradient of logprob
-    return clipped_minimum(mean.exp() * one, credit, s)
+    return clipped_minimum((mean + (logprob - logprob.detach())).exp(), credit, s)  # of the mean's value
 
 
 LOSSES = {"ppo": ppo_objective, "cispo": cispo_objective, "gspo": gspo_objective}
@@ -237,36 +236,28 @@ def my_responses(batch: TokenBatch, credit: Tensor, s: Settings) -> Tensor:
     return (used & torch.isin(batch.group, groups)).nonzero()[:, 0]
 
 
-class Reading:
-    """The responses rows (n,) of a batch, read once more, for the gradient of what log pi of their tokens gives.
+def read_with_gradient(model: Qwen2, batch: TokenBatch, rows: Tensor,
+                       at_once: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Responses rows (n,), some of like length at a time: their places in the batch (b,), and log pi of their tokens
+    (b, T), with gradient. Its backward pass, before the next ones are asked for, frees its memory.
 
     Each prompt is read once for all its responses. Its keys and values collect the gradient of every backward pass
-    through them; at the end `backward` goes on through the prompts, which are read again for that.
+    through them. After the last one this goes on through the prompts, which are read again for that.
     """
-
-    def __init__(self, model: Qwen2, batch: TokenBatch, rows: Tensor):
-        self.model, self.batch, self.rows = model, batch, rows
-        (self.prompts, *self.read), self.collected = responses(batch, rows), []
-
-    def parts(self, at_once: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Some of like length at a time: their places in the batch (b,), and log pi of their tokens (b, T), with
-        gradient. Its backward pass, before the next part, frees its memory."""
-        if not self.prompts:
-            return
-        with torch.no_grad():
-            cache, last = read_prompts(self.model, self.prompts)
-        self.collected = [x.requires_grad_() for x in (*cache.keys, *cache.values)]
-        for part in in_parts(cache, last, *self.read, at_once):
-            own, logprob = self.rows[part.rows], part_logprobs(self.model, part)  # (b,), (n,)
-            mask = self.batch.mask[own]  # (b, T) has the n tokens in the same order
-            yield own, logprob.new_zeros(mask.shape).masked_scatter(mask, logprob)
-
-    def backward(self, at_once: int) -> None:
-        """Through the prompts, after the backward pass of every part."""
-        for i in range(0, len(self.prompts), at_once):
-            again = read_prompts(self.model, self.prompts[i : i + at_once])[0]  # has fewer columns, if these are short
-            torch.autograd.backward([*again.keys, *again.values],
-                                    [x.grad[i : i + at_once, :, : again.position.shape[1]] for x in self.collected])
+    prompts, *read = responses(batch, rows)
+    if not prompts:  # no response has credit
+        return
+    with torch.no_grad():
+        cache, last = read_prompts(model, prompts)
+    collected = [x.requires_grad_() for x in (*cache.keys, *cache.values)]
+    for part in in_parts(cache, last, *read, at_once):
+        own, logprob = rows[part.rows], part_logprobs(model, part)  # (b,), (n,)
+        mask = batch.mask[own]  # (b, T) has the n tokens in the same order
+        yield own, logprob.new_zeros(mask.shape).masked_scatter(mask, logprob)
+    for i in range(0, len(prompts), at_once):
+        again = read_prompts(model, prompts[i : i + at_once])[0]  # has fewer columns, if these are short
+        torch.autograd.backward([*again.keys, *again.values],
+                                [x.grad[i : i + at_once, :, : again.position.shape[1]] for x in collected])
 
 
 def update(policy: Policy, optimizer: Optimizer, batch: TokenBatch, credit: Tensor, s: Settings) -> dict:
@@ -285,8 +276,8 @@ def update(policy: Policy, optimizer: Optimizer, batch: TokenBatch, credit: Tens
     mine, updates = my_responses(batch, credit, s), []  # (b,); what metrics.csv is told of each update
     for k in range(s.updates_per_batch):
         optimizer.zero_grad()
-        sums, reading = Counter(read=tokens_in(batch, mine)), Reading(policy.model, batch, mine)  # sums by name
-        for rows, logprob in reading.parts(s.micro_batch):  # (b,), then all is (b, T)
+        sums = Counter(read=tokens_in(batch, mine))  # by name
+        for rows, logprob in read_with_gradient(policy.model, batch, mine, s.micro_batch):  # (b,), then all is (b, T)
             mask = batch.mask[rows]
             if k == 0 and s.old_logprob == "update":  # see point 3 above
                 old[rows] = logprob.detach()
@@ -298,7 +289,6 @@ def update(policy: Policy, optimizer: Optimizer, batch: TokenBatch, credit: Tens
             loss = -(gain * share[rows])
             loss.sum().backward()
             sums.update(token_sums(batch, rows, logprob, loss, stopped, columns))  # which adds
-        reading.backward(s.micro_batch)
         # Add up the gradients of all processes, clip their norm, and take one step of AdamW.
         norm = optimizer.step(s.max_grad_norm)  # as it was before it was clipped
         updates.append((sums, norm))

@@ -112,7 +112,7 @@ class Queries:
         uniforms = torch.rand(len(starts), self.s.max_new_tokens, generator=self.generator("rollouts"),
                               dtype=torch.float64)  # (N, limit)
         rewards, order = torch.zeros(len(starts), dtype=torch.float64), starts[:, 1].argsort(stable=True)  # (N,) each
-        for chunk in order.split(ROWS_AT_ONCE) if len(order) else ():  # (n,) shortest prefix first
+        for chunk in filter(len, order.split(ROWS_AT_ONCE)):  # (n,) shortest prefix first
             rewards[chunk] = self.continue_from(starts[chunk], uniforms[chunk], other)
         values = torch.zeros(counts.shape, dtype=torch.float64)  # (B, T)
         for (i, t), own in zip(places.tolist(), rewards.split(each.tolist())):  # (continuations from there,)
@@ -124,16 +124,14 @@ class Queries:
 
         starts (n, 2): a response, and the position of the first token that is sampled anew.
         """
-        batch, prefixes = self.batch, []  # n
-        for i, t in starts.tolist():
-            q, heard = batch.group[i], {column: said for column, said in batch.before[i].items() if column <= t}
-            prefixes.append(Prefix(batch.puzzles[q], batch.prompts[q], batch.tokens[i, :t].tolist(), heard))
-        begun = [prefix.response for prefix in prefixes]  # n
-        left = self.s.max_new_tokens - torch.tensor([*map(len, begun)])  # (n,) of the limit: replies count, too
-        excluded = batch.tokens[tuple(starts.T)] if other else None  # (n,)
+        batch, (rows, columns) = self.batch, starts.T  # (n,) each
+        prefixes = [Prefix(batch.puzzles[q], batch.prompts[q], batch.tokens[i, :t].tolist(),
+                           {column: said for column, said in batch.before[i].items() if column <= t})
+                    for (i, t), q in zip(starts.tolist(), batch.group[rows].tolist())]  # n
+        left = self.s.max_new_tokens - torch.tensor([len(prefix.response) for prefix in prefixes])  # (n,) with replies
+        excluded = batch.tokens[rows, columns] if other else None  # (n,)
         samples, grades = generate_and_grade(self.policy, prefixes, uniforms[:, : left.max()], left, excluded)
-        texts = [prefix.prompt + response for prefix, response in zip(prefixes, begun)]  # n
-        sampled, read = sampling_cost(texts, samples)
+        sampled, read = sampling_cost([prefix.prompt + prefix.response for prefix in prefixes], samples)
         self.tokens_sampled += sampled
         self.tokens_read += read
         return torch.tensor([grade["reward"] for grade in grades], dtype=torch.float64)
@@ -151,8 +149,8 @@ def attention_paid(T: int, model: Qwen2, part: Part) -> Tensor:
     x, rotation, mask, _ = given
     q, _, _ = last.heads(x, rotation)  # (r, H, S, d)
     paid = wide(probabilities(q, part.cache.keys[-1], mask).mean(1))[..., -x.shape[1] :]  # (r, S, S) to each input
-    paid = F.pad(paid[..., 1:], (0, 1))  # (r, S, S) to the token that each state predicts, which is the next input
-    return torch.cat([F.pad(to[own][:, own], (0, T - int(own.sum()))) for to, own in zip(paid, part.sampled)])
+    states = [own.nonzero()[:, 0] for own in part.sampled]  # r, (k,) each: they predict k tokens, the inputs after them
+    return torch.cat([F.pad(to[at][:, at[:-1] + 1], (0, T + 1 - len(at))) for to, at in zip(paid, states)])
 
 
 def logprobs_without(model: Qwen2, part: Part, hide: Tensor) -> Tensor:

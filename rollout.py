@@ -121,10 +121,10 @@ def draw_uniforms(seed: int, step: int | str, Q: int, G: int, length: int) -> Te
 def token_batch(policy: Policy, prefixes: list[Prefix], samples: Samples, s: Settings, step: int) -> TokenBatch:
     """Decode and grade the samples of a step. (`compare` of grpo.py adds the advantage, the step adds `ask`.)"""
     (B, T), Q, device, task = samples.tokens.shape, len(prefixes), samples.tokens.device, policy.task
-    decoded, grades = decode_and_grade(policy.for_step(s, step), prefixes, samples)
+    texts, spans, grades = zip(*decode_and_grade(policy.for_step(s, step), prefixes, samples))  # B each
     role, in_answer = np.zeros((B, T), np.int8), np.zeros((B, T), bool)  # (B, T) each
-    for i, (text, spans, _) in enumerate(decoded):
-        role[i, : len(spans)], in_answer[i, : len(spans)] = check_roles(task.roles(text, spans), len(spans))
+    for i, (text, own) in enumerate(zip(texts, spans)):
+        role[i, : len(own)], in_answer[i, : len(own)] = check_roles(task.roles(text, own), len(own))
     names = dict.fromkeys(name for own in grades for name in own)  # each once, in order
     # In float64, where 1e7 and 1e7 + 0.1 differ: float32 would make them equal rewards.
     found = {name: torch.tensor([own.get(name, torch.nan) for own in grades], dtype=torch.float64, device=device)
@@ -136,7 +136,7 @@ def token_batch(policy: Policy, prefixes: list[Prefix], samples: Samples, s: Set
         group=torch.arange(Q, device=device).repeat_interleave(B // Q), task=task,
         puzzles=tuple(prefix.puzzle for prefix in prefixes), prompts=tuple(prefix.prompt for prefix in prefixes),
         role=torch.from_numpy(role).to(device), in_answer=torch.from_numpy(in_answer).to(device),
-        text=tuple(text for text, *_ in decoded), spans=tuple(tuple(spans) for _, spans, _ in decoded),
+        text=texts, spans=tuple(map(tuple, spans)),
         normalize=s.normalize)
 
 
@@ -153,7 +153,7 @@ def generate_and_grade(policy: Policy, prefixes: list[Prefix], uniforms: Tensor,
                        watch: Callable | None = None) -> tuple[Samples, list[dict[str, float]]]:
     """What `sample` samples, and the grades of the B whole responses: each prefix with what follows it."""
     samples = sample(policy, prefixes, uniforms, limit, excluded, greedy, watch)
-    return samples, decode_and_grade(policy, prefixes, samples)[1]
+    return samples, [grades for *_, grades in decode_and_grade(policy, prefixes, samples)]
 
 
 def sample(policy: Policy, prefixes: list[Prefix], uniforms: Tensor, limit: Tensor | None = None,
@@ -164,11 +164,12 @@ def sample(policy: Policy, prefixes: list[Prefix], uniforms: Tensor, limit: Tens
     Several processes share the prefixes. Each gets all samples, so the error below is raised in all of them, or none.
     """
     def sample_some(own: list[Prefix], uniforms: Tensor, limit: Tensor | None, excluded: Tensor | None) -> Samples:
-        texts, G = [prefix.prompt + prefix.response for prefix in own], len(uniforms) // len(own)
-        given = (policy.model, texts, uniforms, policy.tokenizer.end_tokens, limit, excluded, greedy, watch)
+        begun = [prefix for prefix in own for _ in range(len(uniforms) // len(own))]  # what each response begins with
+        texts, ends = [prefix.prompt + prefix.response for prefix in begun], policy.tokenizer.end_tokens
+        given = (policy.model, texts, uniforms, ends, limit, excluded, greedy, watch)
         if not hasattr(policy.task, "reply"):
             return generate(*given)
-        return play(*given, lambda row, new: reply(policy, own[row // G].puzzle, own[row // G].tokens + new))
+        return play(*given, lambda i, new: reply(policy, begun[i].puzzle, begun[i].tokens + new))
 
     found = shared(sample_some, prefixes, uniforms=uniforms, limit=limit, excluded=excluded)
     device = policy.model.norm.device
@@ -178,14 +179,12 @@ def sample(policy: Policy, prefixes: list[Prefix], uniforms: Tensor, limit: Tens
     return samples
 
 
-def decode_and_grade(policy: Policy, prefixes: list[Prefix],
-                     samples: Samples) -> tuple[list[tuple[str, list, list]], list[dict[str, float]]]:
-    """Of B whole responses, each a prefix and the sampled tokens behind it: text, token spans and turns; the grades."""
-    decoded, grades, G = [], [], len(samples.tokens) // len(prefixes)
+def decode_and_grade(policy: Policy, prefixes: list[Prefix], samples: Samples) -> list[tuple[str, list, dict]]:
+    """Text, token spans and grades of each of B whole responses: a prefix, and the sampled tokens behind it."""
+    found, G = [], len(samples.tokens) // len(prefixes)
     for i, (row, length) in enumerate(zip(samples.tokens.tolist(), samples.mask.sum(1).tolist())):
-        puzzle, _, begun, before = prefixes[i // G]
-        later = {len(begun) + t: said for t, said in samples.before[i].items()}
-        text, spans, turns = decode(policy, begun + row[:length], before | later)
-        decoded.append((text, spans, turns))
-        grades.append(policy.grade(text, puzzle, turns))
-    return decoded, grades
+        begun = prefixes[i // G]
+        later = {len(begun.tokens) + t: said for t, said in samples.before[i].items()}
+        text, spans, turns = decode(policy, begun.tokens + row[:length], begun.before | later)
+        found.append((text, spans, policy.grade(text, begun.puzzle, turns)))
+    return found

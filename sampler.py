@@ -19,7 +19,6 @@ as many as a response may have), V vocabulary.
 
 Run it:  python train.py --steps 0        samples from the bundled model and grades the responses
 """
-from functools import partial
 from typing import Callable, Iterator, NamedTuple, Sequence
 
 import torch
@@ -85,11 +84,15 @@ def draw_and_describe(logits: Tensor, uniform: Tensor, excluded: Tensor | None, 
 
     excluded (n,): a token that must not be drawn. greedy: the most probable token, whatever the random number.
     """
-    log_probs = logits.log_softmax(-1)  # (n, V)
-    p = log_probs.exp()  # (n, V)
-    allowed = p if excluded is None else p.scatter(1, excluded[:, None], 0.0)  # (n, V)
-    token = allowed.argmax(1, keepdim=True) if greedy else draw(allowed, uniform)  # (n, 1)
-    return token[:, 0], describe(log_probs, p, token)
+    def of_some(logits: Tensor, uniform: Tensor, excluded: Tensor | None) -> tuple[Tensor, Tensor]:
+        log_probs = logits.log_softmax(-1)  # (n, V)
+        p = log_probs.exp()  # (n, V)
+        allowed = p if excluded is None else p.scatter(1, excluded[:, None], 0.0)  # (n, V)
+        token = allowed.argmax(1, keepdim=True) if greedy else draw(allowed, uniform)  # (n, 1)
+        return token[:, 0], describe(log_probs, p, token)
+
+    at_once = LOGITS_AT_ONCE.get(logits.device.type, 2**26)
+    return by_rows(of_some, logits.shape[1], at_once, logits, uniform, excluded)
 
 
 def generate(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_tokens: list[int],
@@ -109,17 +112,15 @@ def generate(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_token
     mask = torch.zeros(B, T, dtype=torch.bool, device=device)
     facts = wide(torch.zeros(3, B, T, dtype=model.dtype, device=device))  # log-prob, entropy, logit gradient
     ended = torch.zeros(B, dtype=torch.bool, device=device)
-    choose, at_once = partial(draw_and_describe, greedy=greedy), LOGITS_AT_ONCE.get(device.type, 2**26)
     excluded = None if excluded is None else excluded.to(device)
     # A tenth faster than no_grad. No gradient can flow through what is made inside, so what is returned was made above.
     with torch.inference_mode():
         rows = torch.arange(B, device=device)  # (B',) the response that each running row writes
         cache, token = read_prompts(model, [prompt for prompt in prompts for _ in range(G)])  # of B rows, (B,)
-        reader = ready_to_sample(model, cache, T)
+        cached = ready_to_sample(model, cache, T)
         for t in range(T):
-            logits = model.logits(reader.states(token))  # (B', V)
-            forbidden = excluded if t == 0 else None  # (B,) all rows run then
-            token, found = by_rows(choose, logits.shape[1], at_once, logits, uniforms[rows, t], forbidden)  # (B', 3)
+            logits = model.logits(cached.states(token))  # (B', V)
+            token, found = draw_and_describe(logits, uniforms[rows, t], excluded if t == 0 else None, greedy)  # (B', 3)
             tokens[rows, t], mask[rows, t], facts[:, rows, t] = token, True, found.T
             ended[rows] = torch.isin(token, ends)
             running = (limit[rows] > t + 1) & ~ended[rows]  # (B',)
@@ -129,7 +130,7 @@ def generate(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_token
             if count == 0:
                 break
             if count < len(rows):
-                order = reader.keep(running)  # (count,) the old place of each row that stays
+                order = cached.keep(running)  # (count,) the old place of each row that stays
                 rows, token = rows[order], token[order]
     return Samples(tokens[:, : t + 1], mask[:, : t + 1], *facts[..., : t + 1], ended, ({},) * B)
 
@@ -142,15 +143,14 @@ def read_prompts(model: Qwen2, prompts: list[list[int]]) -> tuple[Cache, Tensor]
 
     Each distinct text is read once, padded on the right.
     """
-    texts, text_of = distinct_texts(prompts)
-    tokens = pad_sequence([torch.tensor(text) for text in texts], batch_first=True).to(model.norm.device)  # (texts, P)
+    (texts, text_of), device = distinct_texts(prompts), model.norm.device
+    tokens = pad_sequence([torch.tensor(text) for text in texts], batch_first=True).to(device)  # (texts, the longest)
     cache = Cache(model, len(texts))
     model.hidden(tokens[:, :-1], cache)
-    row = torch.tensor(text_of, device=tokens.device)  # (Q,)
-    length = torch.tensor([len(prompt) - 1 for prompt in prompts], device=tokens.device)  # (Q,) without the last token
-    cache = cache.rows(row)
-    cache.forget_after(length)  # what a longer text or padding has behind it
-    return cache, tokens[row, length]
+    cache = cache.rows(torch.tensor(text_of, device=device))  # of Q rows
+    # Each keeps its prompt but for the last token, and nothing that a longer text or padding has behind that.
+    cache.forget_after(torch.tensor([len(prompt) - 1 for prompt in prompts], device=device))
+    return cache, torch.tensor([prompt[-1] for prompt in prompts], device=device)
 
 
 # --------------------------------------------------------------------------------------------- finished responses
@@ -180,7 +180,7 @@ def in_parts(cache: Cache, last: Tensor, prompt_of: Tensor, tokens: Tensor, samp
     cache, last (Q,): what `read_prompts` returned. prompt_of (b,): the prompt of each response. tokens (b, S): what
     follows the prompt. sampled (b, S): True where the policy sampled it, False in replies and in padding.
     """
-    inputs = torch.cat((last[prompt_of, None], tokens[:, :-1]), dim=1)  # (b, S)
+    inputs = torch.cat((last[prompt_of][:, None], tokens[:, :-1]), dim=1)  # (b, S)
     up_to = torch.arange(1, 1 + sampled.shape[1], device=sampled.device)  # (S,) columns up to each, with it
     length = (sampled * up_to).amax(1)  # (b,) columns up to the last sampled token
     for rows in of_like_length(length, at_once):

@@ -72,12 +72,11 @@ def with_replies(tokens: Tensor, mask: Tensor, before: Replies) -> tuple[Tensor,
     sampled (b, S). S is at least T. mask (b, T): False on padding."""
     if not any(before):
         return tokens, mask
-    rows = [torch.zeros(mask.shape[1], 2, dtype=torch.long)]  # as wide as the mask at least
-    for row, real, heard in zip(tokens, mask, before):
-        own = [(token, 1) for token in row[real].tolist()]  # 1: it was sampled
+    rows = []
+    for row, real, heard in zip(tokens.tolist(), mask.long().tolist(), before):
         said = {t: [(token, 0) for token in words] for t, words in heard.items()}
-        rows.append(torch.tensor(interleave(own, said)))  # (length, 2)
-    both = pad_sequence(rows, batch_first=True)[1:].to(mask.device)  # (b, S, 2)
+        rows.append(torch.tensor(interleave([*zip(row, real)], said)))  # (length, 2) a token, and 1 if it was sampled
+    both = pad_sequence(rows, batch_first=True).to(mask.device)  # (b, S, 2)
     return both[..., 0], both[..., 1].bool()
 
 
@@ -108,23 +107,24 @@ def play(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_tokens: l
     (B, T), G = uniforms.shape, len(uniforms) // len(prompts)
     texts, own, before = [prompts[i // G] for i in range(B)], [[] for _ in range(B)], tuple({} for _ in range(B))
     left = [T] * B if limit is None else limit.tolist()  # B, how many tokens each may still sample or read
-    facts, ended, rows = [[] for _ in range(B)], [False] * B, list(range(B))
+    ended, rows = [False] * B, list(range(B))
+    fields = [[[] for _ in range(B)] for _ in range(5)]  # tokens to logit_grad: of each response, turn by turn
     while rows:  # the n that take a turn
         u = pad_sequence([uniforms[i, len(own[i]) :][: left[i]] for i in rows], batch_first=True)  # (n, W)
-        first, share = T - u.shape[1], len(rows) / B
         turn = generate(model, [texts[i] for i in rows], u, end_tokens, torch.tensor([left[i] for i in rows]), excluded,
-                        greedy, watch and (lambda columns, running: watch(first + columns, running * share)))
-        going = []
-        for i, over, *found in zip(rows, turn.ended.tolist(), *(x.cpu() for x in turn[:5])):  # (W,) each of the five
-            facts[i].append([x[found[1]] for x in found])  # where the mask is True
-            new = facts[i][-1][0].tolist()
+                        greedy, watch and (lambda t, running: watch(T - u.shape[1] + t, running * len(rows) / B)))
+        turn, going = Samples(*(x.cpu() for x in turn[:6]), turn.before), []
+        for row, i in enumerate(rows):
+            for field, x in zip(fields, turn):  # (n, W) each
+                field[i].append(x[row, turn.mask[row]])
+            new = fields[0][i][-1].tolist()  # the tokens of this turn
             own[i], texts[i], left[i] = own[i] + new, texts[i] + new, left[i] - len(new)
-            said = reply(i, own[i]) if over else None
-            ended[i] = over and said is None
+            said = reply(i, own[i]) if turn.ended[row] else None
+            ended[i] = bool(turn.ended[row]) and said is None
             if said is not None and left[i] > len(said):  # room for a further token
                 before[i][len(own[i])] = said
                 texts[i], left[i] = texts[i] + said, left[i] - len(said)
                 going.append(i)
         rows, excluded = going, None
-    columns = zip(*([torch.cat(x) for x in zip(*turns)] for turns in facts))  # five, each of B rows
-    return Samples(*(pad_sequence(x, batch_first=True) for x in columns), torch.tensor(ended), before)
+    columns = (pad_sequence([*map(torch.cat, field)], batch_first=True) for field in fields)  # (B, T) each
+    return Samples(*columns, torch.tensor(ended), before)
