@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lab.arms import NOTE, Experiment, Room, apart, difference, main, make_table, read_groups, spent, write_rows
+from lab.arms import Experiment, Room, apart, difference, main, make_table, read_groups, spent, write_rows
 from lab.headline.rates.run import ARMS
 from lab.headline.rates.run import ROOM as RATES
 from plumbing.comparison import Group
@@ -68,7 +68,9 @@ def write(trained: Room) -> None:
     oracle, many, few = groups[PRIMARY[0]], groups[PRIMARY[1]], groups["RLOO"]
     figures = {figure: {name: t_estimate(group.values(figure)) for name, group in groups.items()}
                for figure in ("area", "end", "final")}
-    levels = make_table("The arms at their rates", NOTE, {
+    note = ("Success in percent, ± half of a 95% interval over seeds: averaged over training (area), at the end, and "
+            "the final model's. Cost: weighted tokens, RLOO's = 1.")
+    levels = make_table("The arms at their rates", note, {
         "flags": {name: trained.arms[name] for name in groups}, **figures,
         "cost": {name: f"{spent(group)[-1] / spent(few)[-1]:.2f}" for name, group in groups.items()}})
     planned = {figure: difference(oracle, many, figure) for figure in ("area", "final")}
