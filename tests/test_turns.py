@@ -273,16 +273,16 @@ def test_to_end_has_no_bias_and_the_default_has():
 
 
 def test_continuations_read_replies_and_get_them(monkeypatch):
-    """Guards against a prefix without its replies, a limit that forgets them, and turns that are counted anew."""
+    """Guards against a prefix without its replies, a limit that forgets them, turns that are counted anew, and an
+    environment that is asked again what it has said, and says something else."""
     policy, batch, s = played()
     calls, graded = [], []
     monkeypatch.setattr("rollout.play", lambda model, prompts, uniforms, ends, limit, *others: (
         calls.append((prompts, limit)), play(model, prompts, uniforms, ends, limit, *others))[1])
     grade = lambda text, puzzle, turns: graded.append((text, turns)) or guess_task.grade(text, puzzle, turns)
-    batch.ask.policy = policy._replace(task=SimpleNamespace(**vars(guess_task) | {"grade": grade}))
-    counts = batch.mask.int()  # before every token
-    values = batch.ask.rollout_values(counts)
-    assert values.isfinite().all()
+    batch.ask.policy = policy._replace(task=SimpleNamespace(**vars(guess_task) | {
+        "grade": grade, "reply": lambda *asked: guess_task.reply(*asked) and "\nlower\n"}))
+    assert batch.ask.rollout_values(batch.mask).isfinite().all()  # before every token
     (prompts, limit), = calls
     expected = []
     for i, t in sorted(batch.mask.nonzero().tolist(), key=lambda pair: pair[1]):  # shortest first, stable
