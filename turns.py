@@ -50,6 +50,8 @@ def replies(policy: Policy, puzzle: Any, tokens: list[int]) -> dict[int, list[in
 
 def interleave(tokens: list, before: dict[int, list]) -> list:
     """The tokens of a response with the replies before each, and behind the last."""
+    if not before:
+        return tokens
     return [x for t in range(len(tokens) + 1) for x in (*before.get(t, ()), *tokens[t : t + 1])]
 
 
