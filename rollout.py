@@ -164,12 +164,12 @@ def sample(policy: Policy, prefixes: list[Prefix], uniforms: Tensor, limit: Tens
     Several processes share the prefixes. Each gets all samples, so the error below is raised in all of them, or none.
     """
     def sample_some(own: list[Prefix], uniforms: Tensor, limit: Tensor | None, excluded: Tensor | None) -> Samples:
-        begun = [prefix for prefix in own for _ in range(len(uniforms) // len(own))]  # what each response begins with
-        texts, ends = [prefix.prompt + prefix.response for prefix in begun], policy.tokenizer.end_tokens
-        given = (policy.model, texts, uniforms, ends, limit, excluded, greedy, watch)
+        """Those behind this process's own prefixes."""
+        texts, G = [prefix.prompt + prefix.response for prefix in own], len(uniforms) // len(own)
+        given = (policy.model, texts, uniforms, policy.tokenizer.end_tokens, limit, excluded, greedy, watch)
         if not hasattr(policy.task, "reply"):
             return generate(*given)
-        return play(*given, lambda i, new: reply(policy, begun[i].puzzle, begun[i].tokens + new))
+        return play(*given, lambda i, new: reply(policy, own[i // G].puzzle, own[i // G].tokens + new))
 
     found = shared(sample_some, prefixes, uniforms=uniforms, limit=limit, excluded=excluded)
     device = policy.model.norm.device
