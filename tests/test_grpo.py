@@ -1,5 +1,6 @@
 """Advantage, loss, update and log, each against an independent computation."""
 import copy
+import itertools
 import math
 import random
 import statistics
@@ -80,6 +81,22 @@ def test_shaped_rewards_by_hand_leave_the_graded_one():
         a, b = (expected[0] - expected[1]) / 2, (expected[2] - expected[3]) / 2
         assert found == pytest.approx([a, -a, b, -b], abs=1e-6)
     assert batch.reward.tolist() == [1, 1, 0.1, 1.1]
+
+
+def test_the_kl_in_the_reward_has_the_gradient_of_the_kl_of_responses():
+    """By brute force over both tokens of all nine responses: against a KL of single tokens, and another sign."""
+    table = torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    reference = torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    responses = torch.tensor(list(itertools.product(range(3), repeat=2)))  # (9, 2); row 0 is for the first token
+    rows = torch.stack((torch.zeros(9, dtype=torch.long), responses[:, 0] + 1), dim=1)
+    pi, ref = (x.log_softmax(1)[rows, responses] for x in (table, reference))  # (9, 2)
+    p, reward = pi.sum(1).exp(), torch.arange(9).double() / 9  # (9,) each
+    batch = make_batch([2] * 9, [0.0] * 9, reward=reward)
+    batch.logprob, batch.ask.reference_logprob = pi.detach(), ref
+    shaped = grpo.shape(batch, Settings(shaping="kl", shaping_beta=0.3))  # (9,)
+    found, = torch.autograd.grad((p.detach() * shaped * pi.sum(1)).sum(), table, retain_graph=True)
+    goal = (p * reward).sum() - 0.3 * (p * (pi - ref).sum(1)).sum()  # E[r] - beta KL(pi || ref)
+    torch.testing.assert_close(found, torch.autograd.grad(goal, table)[0])
 
 
 @pytest.mark.parametrize("wrong", [lambda r, s: r / r.std(1, keepdim=True), lambda r, s: r.mean(1),
