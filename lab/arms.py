@@ -8,14 +8,13 @@
 
 `python -m lab.NAME.run` trains what has no row in the room's runs.csv, seeds in the outer loop, and resumes; then, or
 with --tables at once, it writes tables.md: each arm beside the first one. A run that has its row loses its logs and
-checkpoints, not its model. While a program measures speed (lab/quiet.py) all runs pause. Not on Windows.
+checkpoints, not its model. Not on Windows.
 """
 import csv
 import fcntl
 import os
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -24,7 +23,6 @@ from typing import Callable, Iterable, NamedTuple
 
 import numpy as np
 
-from lab import quiet
 from lab.statistics import holm, points
 from plumbing.comparison import Group
 from plumbing.files import replace_file, require
@@ -33,6 +31,7 @@ from plumbing.progress import clock, fail, one_sentence
 from plumbing.report import Estimate, Table, t_estimate
 from plumbing.runs import heldout, is_finished, read_config, read_metrics
 
+LOOK = 0.5  # seconds between two looks at the runs
 BY_STEP = ("curve", "spent")  # success, and weighted tokens so far, as `step:value` pairs
 COSTS = {"tokens_sampled": 1, "tokens_read": 1, "tokens_updated": 3}  # in forward passes; a backward pass is two
 FIGURES = ("version", "steps", "area", "start", "end", *COSTS, "seconds")
@@ -104,20 +103,16 @@ def train(room: Room, processes: int) -> None:
     print(progress(room, processes), flush=True)
     try:
         while waiting or running:
-            paused = quiet.asked_for()
-            for _, process in running:
-                process.send_signal(signal.SIGSTOP if paused else signal.SIGCONT)
-            while waiting and len(running) < processes and not paused:
+            while waiting and len(running) < processes:
                 running.append((waiting[0], start(waiting.pop(0), threads)))
             for e, process in [pair for pair in running if pair[1].poll() is not None]:
                 running.remove((e, process))
                 problem = take_over(e, process.returncode)
                 failed += bool(problem)
                 print(f"{progress(room, processes)}  {e.folder.name}: {problem or 'done'}", flush=True)
-            time.sleep(quiet.LOOK)
+            time.sleep(LOOK)
     finally:
         for _, process in running:
-            process.send_signal(signal.SIGCONT)  # a paused one would not notice that it is to end
             process.terminate()
         for _, process in running:
             process.wait()

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lab import arms, quiet
+from lab import arms
 from lab.arms import Experiment, Room
 from lab.statistics import read_table
 from plumbing.comparison import Group
@@ -30,8 +30,7 @@ HALF = "outcome_conditional --think_discount 0.25 --normalize none --lr 0.0001"
 def room(tmp_path, monkeypatch):
     """A room of two arms and two seeds, in a folder of its own from which the programs of this tree run."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(quiet, "LOCK", tmp_path / "lock")  # whoever measures on this machine does not stop the tests
-    monkeypatch.setattr(quiet, "LOOK", 0.02)
+    monkeypatch.setattr(arms, "LOOK", 0.02)
     (tmp_path / "room").mkdir()
     return Room(tmp_path / "room", SMALL, range(2), {"RLOO": "none --advantage rloo", "half": HALF}, program=str(TRAIN))
 
@@ -55,8 +54,8 @@ def write(room, rows):
 
 
 def test_what_is_left_is_trained_or_resumed_seeds_first(room, monkeypatch, capsys):
-    """Guards against a run made again, seeds of one arm first, a started run that begins anew, and a start in quiet."""
-    started, looks, runs = [], [], room.runs()
+    """Guards against a run made again, seeds of one arm first, and a started run that begins anew."""
+    started, runs = [], room.runs()
     assert [(e.seed, e.arm) for e in runs] == [(0, "RLOO"), (0, "half"), (1, "RLOO"), (1, "half")]
     write(room, rows_of(room)[:1])
     for e, final in ((runs[1], {"step": 2, "pass@16": 0.5}), (runs[2], None)):
@@ -69,40 +68,31 @@ def test_what_is_left_is_trained_or_resumed_seeds_first(room, monkeypatch, capsy
     popen = subprocess.Popen
     monkeypatch.setattr(arms.subprocess, "Popen", lambda words, **_: started.append(words[1:]) or popen(["true"]))
     monkeypatch.setattr(arms, "take_over", lambda e, code: "")
-    monkeypatch.setattr(quiet, "asked_for", lambda: not looks.append(len(started)) and len(looks) < 3)
     arms.train(room, 1)
-    assert looks[:3] == [0, 0, 0]  # asked for at the first two looks
     assert started == [["-c", ""], [str(TRAIN), "--resume", str(runs[2].folder)], shlex.split(runs[3].command)[1:]]
     assert capsys.readouterr().out.splitlines()[0] == "1/4 runs done, ETA 6:00"  # 1.2 * 100 * 3 seconds
 
 
-def test_runs_pause_for_quiet_and_end_with_the_program(room, monkeypatch, interruptible):
-    """Guards against runs that disturb a measurement, stay paused, or outlive a Ctrl-C, and more of them than asked."""
+def test_runs_end_with_the_program(room, monkeypatch, interruptible):
+    """Guards against runs that outlive a Ctrl-C, and more of them than asked."""
     counting = "import itertools, time\nfor i in itertools.count():\n    print(i, flush=True)\n    time.sleep(0.01)"
     monkeypatch.setattr(Experiment, "command", f"python -c {shlex.quote(counting)}")
-    monkeypatch.setattr(quiet, "LOOK", 0.1)  # on a busy machine a look comes late
     first, second, third, _ = room.runs()
-    size, found, deadline = lambda e=second: len(e.log.read_text()) if e.log.is_file() else 0, [], time.monotonic() + 20
+    size, deadline = lambda e: len(e.log.read_text()) if e.log.is_file() else 0, time.monotonic() + 20
 
-    def measure():
-        """Ask for quiet once the run writes, look twice how much it has written, and stop the study once it goes on."""
-        while not (size() and size(first)) and time.monotonic() < deadline:
-            time.sleep(0.01)
-        with quiet.quiet():
-            found.append(size())
-            time.sleep(0.2)
-            found.append(size())
-        while size() == found[1] and time.monotonic() < deadline:
+    def stop():
+        """Stop the study once both runs write."""
+        while not (size(first) and size(second)) and time.monotonic() < deadline:
             time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGINT)
 
-    threading.Thread(target=measure, daemon=True).start()
+    threading.Thread(target=stop, daemon=True).start()
     with pytest.raises(KeyboardInterrupt):
         arms.train(room, 2)
-    ended = size()
-    assert found[0] == found[1] < ended and not size(third)
+    ended = size(second)
+    assert ended and not size(third)
     time.sleep(0.1)
-    assert size() == ended
+    assert size(second) == ended
 
 
 # ----------------------------------------------------------------------------------------------------- tables

@@ -3,7 +3,7 @@
 Shared machines are noisy. So the two take turns, each round gives a ratio, and the table has the median, the smallest
 and the largest of these. Rates are in sampled tokens per second, end tokens included.
 
-Run it:  python -m lab.speed.benchmark      a few minutes on two cores; pip install -r tests/requirements.txt
+Run it:  python -m lab.speed.benchmark      a few minutes on two idle cores; pip install -r tests/requirements.txt
 """
 import os
 import statistics
@@ -15,7 +15,6 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 import countdown_task
-from lab.quiet import quiet
 from plumbing.flags import new_parser
 from plumbing.launch import BUNDLED
 from plumbing.policy import Policy
@@ -72,11 +71,10 @@ def main() -> None:
     from transformers import AutoModelForCausalLM  # after the flags were read: it takes seconds
     network, policy = AutoModelForCausalLM.from_pretrained(BUNDLED, dtype=torch.float32), load_policy(Settings())
     puzzles, rows = countdown_task.load("train", Q), []
-    with quiet():
-        for name, case in CASES.items():
-            pairs = [(rate(ours, policy, puzzles, *case, i), rate(theirs, network, policy, puzzles, *case, i))
-                     for i in follow(name, range(WARM_UPS + ROUNDS))]
-            rows.append(row(name, pairs[WARM_UPS:]))
+    for name, case in CASES.items():
+        pairs = [(rate(ours, policy, puzzles, *case, i), rate(theirs, network, policy, puzzles, *case, i))
+                 for i in follow(name, range(WARM_UPS + ROUNDS))]
+        rows.append(row(name, pairs[WARM_UPS:]))
     text = str(Table("Speed", NOTE, ["case", "ours", "generate", "ratio", "min to max"], rows))
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(text, encoding="utf-8")
