@@ -60,7 +60,7 @@ from settings import Settings
 def overlong(batch: TokenBatch, s: Settings) -> Tensor:
     """r - beta * x, x from 0 to 1 over the last fifth of --max_new_tokens: DAPO's soft punishment (2503.14476).
 
-    There beta is 1 and r is 1 or -1. A response that the limit cuts off loses all of beta.
+    There beta is 1 and r is 1 or -1. x counts sampled tokens. At the limit a response loses all of beta.
     """
     return batch.reward - s.shaping_beta * (5 * batch.mask.sum(1).double() / s.max_new_tokens - 4).clamp(min=0)
 
@@ -76,7 +76,7 @@ def minus_divergence(batch: TokenBatch, s: Settings) -> Tensor:
 SHAPINGS = {"none": lambda batch, s: batch.reward, "overlong": overlong, "kl": minus_divergence}
 
 
-def shape(batch: TokenBatch, s: Settings) -> Tensor:
+def shape_reward(batch: TokenBatch, s: Settings) -> Tensor:
     """The reward (B,) that is compared. batch.reward stays the graded one, as in the logs."""
     return check_finite(SHAPINGS[s.shaping](batch, s), batch.reward, f"--shaping {s.shaping} must give each response")
 
@@ -226,34 +226,34 @@ LOSS_NORMS = {
 
 
 def my_responses(batch: TokenBatch, credit: Tensor, s: Settings) -> Tensor:
-    """The responses (b,) that the update reads. Of several processes, each has the whole batch and some of the groups.
+    """The responses (m,) that the update reads. Of several processes, each has the whole batch and some of the groups.
 
     Responses without credit (B, T) on any token have no gradient, since the losses multiply by it. They are left out
     unless there is a KL penalty, which they have, too. (A bonus that you add to the loss needs them, too.)
     """
     used = (credit != 0).any(1) | (s.kl > 0)  # (B,)
-    groups = my_part(batch.group[used].unique())  # all of them in a single process, else every N-th
+    groups = my_part(batch.group[used].unique())  # all of them, unless several processes share them
     return (used & torch.isin(batch.group, groups)).nonzero()[:, 0]
 
 
 def read_with_gradient(model: Qwen2, batch: TokenBatch, rows: Tensor,
                        at_once: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Responses rows (n,), some of like length at a time: their places in the batch (b,), and log pi of their tokens
-    (b, T), with gradient. Its backward pass, before the next ones are asked for, frees its memory.
+    """The responses rows (m,), b of like length at a time: their rows in the batch (b,), and log pi of their tokens
+    (b, T), with gradient. Call backward on each before you ask for the next: that frees its memory.
 
-    Each prompt is read once for all its responses. Its keys and values collect the gradient of every backward pass
-    through them. After the last one this goes on through the prompts, which are read again for that.
+    Each prompt is read once, without gradient, for all its responses. Their backward passes add up the gradients of its
+    keys and values. In the end the prompts are read again, with gradient, and pass these on.
     """
-    prompts, *read = responses(batch, rows)
+    prompts, prompt_of, tokens, sampled = responses(batch, rows)
     if not prompts:  # no response has credit
         return
     with torch.no_grad():
         cache, last = read_prompts(model, prompts)
     collected = [x.requires_grad_() for x in (*cache.keys, *cache.values)]
-    for part in in_parts(cache, last, *read, at_once):
-        own, logprob = rows[part.rows], part_logprobs(model, part)  # (b,), (n,)
-        mask = batch.mask[own]  # (b, T) has the n tokens in the same order
-        yield own, logprob.new_zeros(mask.shape).masked_scatter(mask, logprob)
+    for part in in_parts(cache, last, prompt_of, tokens, sampled, at_once):
+        some, logprob = rows[part.rows], part_logprobs(model, part)  # (b,), (n,)
+        mask = batch.mask[some]  # (b, T) has the n tokens in the same order
+        yield some, logprob.new_zeros(mask.shape).masked_scatter(mask, logprob)
     for i in range(0, len(prompts), at_once):
         again = read_prompts(model, prompts[i : i + at_once])[0]  # has fewer columns, if these are short
         torch.autograd.backward([*again.keys, *again.values],
@@ -273,7 +273,7 @@ def update(policy: Policy, optimizer: Optimizer, batch: TokenBatch, credit: Tens
     old = batch.logprob.clone()  # (B, T) log pi in the ratio's denominator
     # Heads learn after the credit, which a critic that knew these rewards would bias, and before the model moves.
     learned = {name: head.learn(batch) for name, head in policy.heads.items()}
-    mine, updates = my_responses(batch, credit, s), []  # (b,); what metrics.csv is told of each update
+    mine, updates = my_responses(batch, credit, s), []  # (m,); what metrics.csv is told of each update
     for k in range(s.updates_per_batch):
         optimizer.zero_grad()
         sums = Counter(read=tokens_in(batch, mine))  # by name

@@ -191,14 +191,14 @@ def is_last_token(batch: TokenBatch) -> Tensor:
 
 
 def z_score(values: Tensor, mask: Tensor | None = None) -> Tensor:
-    """(x - mean) / (std + 1e-4) of values x (..., G, T), over the last two dimensions and mask; 0 outside mask.
+    """(x - mean) / (std + 1e-4) of values x (..., n, T), over the last two dimensions and mask; 0 outside mask.
 
     In double, where the mean of equal float32 values is that value exactly, and their z-score 0.
     """
     mask = torch.ones_like(values, dtype=torch.bool) if mask is None else mask
     count = mask.sum((-2, -1), keepdim=True).clamp(min=1)  # (..., 1, 1)
     mean = torch.where(mask, values.double(), 0.0).sum((-2, -1), keepdim=True) / count  # (..., 1, 1)
-    deviation = torch.where(mask, values - mean, 0.0)  # (..., G, T)
+    deviation = torch.where(mask, values - mean, 0.0)  # (..., n, T)
     std = ((deviation**2).sum((-2, -1), keepdim=True) / count).sqrt()  # (..., 1, 1)
     return (deviation / (std + 1e-4)).to(values)
 
@@ -225,20 +225,20 @@ def sentence_cuts(batch: TokenBatch) -> Tensor:
     """True (B, T) at the first token of each sentence but the first."""
     cuts = torch.zeros(batch.mask.shape, dtype=torch.bool)  # (B, T)
     for row, text, spans in zip(cuts, batch.text, batch.spans):
-        row[: len(spans)] = torch.from_numpy(batch.task.sentence_starts(text, spans))
+        row[1 : len(spans)] = torch.from_numpy(batch.task.sentence_starts(text, spans))[1:]
     return cuts.to(batch.mask.device)
 
 
 def segment_credit(batch: TokenBatch, cuts: Tensor, k: int) -> Tensor:
     """V at the end of each token's segment minus V at its start (B, T). cuts (B, T): where all but the first begin.
 
-    Of 5 tokens with a cut at 2, tokens 0 and 1 get V_2 - V_0, the others reward - V_2.
+    Of 5 tokens with a cut at 2, tokens 0 and 1 get V[1] - V[0], the others V[2] - V[1], where V[2] is the reward.
     """
     rewards = by_group(batch, batch.reward)  # (Q, G)
     mean = group_mean(rewards)  # (Q, 1)
     others = mean - (rewards - mean) / (rewards.shape[1] - 1)  # (Q, G) mean reward: no rounding where all are equal
     segment = cuts.cumsum(1)  # (B, T) 0 0 1 1 1 for a cut at 2 of 5 tokens
-    V = rewards.view(-1, 1).repeat(1, cuts.shape[1] + 1)  # (B, T + 1) where each segment begins; after the last: r
+    V = rewards.view(-1, 1).repeat(1, cuts.shape[1] + 1)  # (B, T + 1): segment j begins at V[:, j]; past the last: r
     V[:, 0] = others.flatten()
     row, t = cuts.nonzero(as_tuple=True)
     V[row, segment[row, t]] = batch.ask.rollout_values(k * cuts)[row, t].to(V)

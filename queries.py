@@ -18,7 +18,7 @@ from plumbing.metrics import sampling_cost, tokens_in
 from plumbing.policy import Policy, seed_of
 from plumbing.processes import shared
 from qwen2_model import Qwen2, probabilities, wide
-from rollout import TokenBatch, generate_and_grade, responses
+from rollout import TokenBatch, generate_and_grade, group_mean, responses
 from sampler import Part, part_logprobs, part_states, read_responses
 from settings import Settings
 from turns import Prefix
@@ -70,8 +70,8 @@ class Queries:
         return self.once("reference", lambda: self.read(part_logprobs, self.policy.reference))
 
     def logprob_without(self, rows: Tensor, hide: Tensor) -> Tensor:
-        """Log-probs (R, T) of the responses rows (R,), repeats allowed, when no later token can attend to those marked
-        in hide (R, T)."""
+        """Log-probs (R, T) of the responses rows (R,), where no token can attend to earlier ones marked in hide (R, T).
+        A response may be asked for several times."""
         if not len(rows):
             return self.batch.logprob[:0]  # (0, T)
         return self.read(logprobs_without, self.policy.model, rows, hide)
@@ -115,8 +115,8 @@ class Queries:
         for chunk in filter(len, order.split(ROWS_AT_ONCE)):  # (n,) shortest prefix first
             rewards[chunk] = self.continue_from(starts[chunk], uniforms[chunk], other)
         values = torch.zeros(counts.shape, dtype=torch.float64)  # (B, T)
-        for (i, t), own in zip(places.tolist(), rewards.split(each.tolist())):  # (continuations from there,)
-            values[i, t] = own[0] + (own - own[0]).mean()  # exactly the reward where all are equal
+        for (i, t), found in zip(places.tolist(), rewards.split(each.tolist())):  # of the continuations from there
+            values[i, t] = group_mean(found[None])
         return values.to(self.batch.tokens.device)
 
     def continue_from(self, starts: Tensor, uniforms: Tensor, other: bool) -> Tensor:
@@ -130,7 +130,7 @@ class Queries:
                     for (i, t), q in zip(starts.tolist(), batch.group[rows].tolist())]  # n
         left = self.s.max_new_tokens - torch.tensor([len(prefix.response) for prefix in prefixes])  # (n,) with replies
         excluded = batch.tokens[rows, columns] if other else None  # (n,)
-        samples, grades = generate_and_grade(self.policy, prefixes, uniforms[:, : left.max()], left, excluded)
+        samples, grades = generate_and_grade(self.policy, prefixes, uniforms[:, : left.max()], left, excluded)  # n each
         sampled, read = sampling_cost([prefix.prompt + prefix.response for prefix in prefixes], samples)
         self.tokens_sampled += sampled
         self.tokens_read += read
@@ -149,13 +149,13 @@ def attention_paid(T: int, model: Qwen2, part: Part) -> Tensor:
     x, rotation, mask, _ = given
     q, _, _ = last.heads(x, rotation)  # (r, H, S, d)
     paid = wide(probabilities(q, part.cache.keys[-1], mask).mean(1))[..., -x.shape[1] :]  # (r, S, S) to each input
-    states = [own.nonzero()[:, 0] for own in part.sampled]  # r, (k,) each: they predict k tokens, the inputs after them
-    return torch.cat([F.pad(to[at][:, at[:-1] + 1], (0, T + 1 - len(at))) for to, at in zip(paid, states)])
+    states = [row.nonzero()[:, 0] for row in part.sampled]  # r, (k,) each: the token of state s is input s + 1
+    return torch.cat([F.pad(p[s][:, s[:-1] + 1], (0, T - (len(s) - 1))) for p, s in zip(paid, states)])  # (n, T)
 
 
 def logprobs_without(model: Qwen2, part: Part, hide: Tensor) -> Tensor:
     """log pi (n,) where no later token sees those that are marked in hide (n,)."""
-    marked = torch.zeros_like(part.sampled).masked_scatter(part.sampled, hide)  # (r, S) of what each state predicts
-    marked = F.pad(marked[:, :-1], (1, 0))[:, None, None]  # (r, 1, 1, S) of each input, which is the token before that
-    others = ~torch.eye(marked.shape[3], dtype=torch.bool, device=marked.device)  # a hidden token still sees itself
-    return model.logprob(model.hidden(part.inputs, part.cache, marked & others)[part.sampled], part.tokens)
+    predicted = torch.zeros_like(part.sampled).masked_scatter(part.sampled, hide)  # (r, S) by the state before a token
+    inputs = F.pad(predicted[:, :-1], (1, 0))[:, None, None]  # (r, 1, 1, S) input s is what state s - 1 predicts
+    others = ~torch.eye(inputs.shape[3], dtype=torch.bool, device=inputs.device)  # a hidden token still sees itself
+    return model.logprob(model.hidden(part.inputs, part.cache, inputs & others)[part.sampled], part.tokens)

@@ -8,7 +8,6 @@ task is a module such as countdown_task.py; the code here knows nothing of Count
 
 Run it:  python train.py --mitigation none
 """
-import functools
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, Callable
@@ -96,15 +95,16 @@ def responses(batch: TokenBatch, rows: Tensor) -> tuple[list[list[int]], Tensor,
 def draw_puzzles(training: list, s: Settings, step: int) -> list:
     """The Q puzzles of a step: puzzle i of the run is number i % N of epoch i // N. Every epoch shuffles the N training
     puzzles anew, in an order that depends on the seed alone."""
-    N, first = len(training), (step - 1) * s.questions
-    order = functools.cache(lambda epoch: np.random.default_rng(seed_of("order", s.seed, epoch)).permutation(N))
-    return [training[order(i // N)[i % N]] for i in range(first, first + s.questions)]  # counted since the run began
+    N, numbers = len(training), range((step - 1) * s.questions, step * s.questions)  # counted since the run began
+    order = {e: np.random.default_rng(seed_of("order", s.seed, e)).permutation(N) for e in {i // N for i in numbers}}
+    return [training[order[i // N][i % N]] for i in numbers]
 
 
 def rollout(policy: Policy, puzzles: list, s: Settings, step: int) -> TokenBatch:
     """Sample and grade the B responses of a step, G = --answers to each of Q puzzles."""
     uniforms = draw_uniforms(s.seed, step, len(puzzles), s.answers, s.max_new_tokens)  # (B, max_new_tokens)
-    prefixes, watch = prompted(policy, puzzles), Progress("sampling", len(uniforms)).part(0, *uniforms.shape)
+    watch = Progress("sampling", len(uniforms)).part(done=0, size=len(uniforms), limit=s.max_new_tokens)
+    prefixes = prompted(policy, puzzles)  # Q
     return token_batch(policy, prefixes, sample(policy, prefixes, uniforms, watch=watch), s, step)
 
 
@@ -123,11 +123,11 @@ def token_batch(policy: Policy, prefixes: list[Prefix], samples: Samples, s: Set
     (B, T), Q, device, task = samples.tokens.shape, len(prefixes), samples.tokens.device, policy.task
     texts, spans, grades = zip(*decode_and_grade(policy.for_step(s, step), prefixes, samples))  # B each
     role, in_answer = np.zeros((B, T), np.int8), np.zeros((B, T), bool)  # (B, T) each
-    for i, (text, own) in enumerate(zip(texts, spans)):
-        role[i, : len(own)], in_answer[i, : len(own)] = check_roles(task.roles(text, own), len(own))
-    names = dict.fromkeys(name for own in grades for name in own)  # each once, in order
+    for i, (text, places, L) in enumerate(zip(texts, spans, map(len, spans))):
+        role[i, :L], in_answer[i, :L] = check_roles(task.roles(text, places), L)
+    names = dict.fromkeys(name for grade in grades for name in grade)  # each once, in order
     # In float64, where 1e7 and 1e7 + 0.1 differ: float32 would make them equal rewards.
-    found = {name: torch.tensor([own.get(name, torch.nan) for own in grades], dtype=torch.float64, device=device)
+    found = {name: torch.tensor([grade.get(name, torch.nan) for grade in grades], dtype=torch.float64, device=device)
              for name in names}  # (B,) each
     return TokenBatch(
         **samples._asdict(),  # tokens, mask, logprob, entropy, logit_grad, ended, before

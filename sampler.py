@@ -116,11 +116,11 @@ def generate(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_token
     # A tenth faster than no_grad. No gradient can flow through what is made inside, so what is returned was made above.
     with torch.inference_mode():
         rows = torch.arange(B, device=device)  # (B',) the response that each running row writes
-        cache, token = read_prompts(model, [prompt for prompt in prompts for _ in range(G)])  # of B rows, (B,)
+        cache, token = read_prompts(model, [prompt for prompt in prompts for _ in range(G)])  # of B rows; (B,)
         cached = ready_to_sample(model, cache, T)
         for t in range(T):
             logits = model.logits(cached.states(token))  # (B', V)
-            token, found = draw_and_describe(logits, uniforms[rows, t], excluded if t == 0 else None, greedy)  # (B', 3)
+            token, found = draw_and_describe(logits, uniforms[rows, t], excluded if t == 0 else None, greedy)
             tokens[rows, t], mask[rows, t], facts[:, rows, t] = token, True, found.T
             ended[rows] = torch.isin(token, ends)
             running = (limit[rows] > t + 1) & ~ended[rows]  # (B',)
@@ -181,12 +181,12 @@ def in_parts(cache: Cache, last: Tensor, prompt_of: Tensor, tokens: Tensor, samp
     follows the prompt. sampled (b, S): True where the policy sampled it, False in replies and in padding.
     """
     inputs = torch.cat((last[prompt_of][:, None], tokens[:, :-1]), dim=1)  # (b, S)
-    up_to = torch.arange(1, 1 + sampled.shape[1], device=sampled.device)  # (S,) columns up to each, with it
-    length = (sampled * up_to).amax(1)  # (b,) columns up to the last sampled token
+    number = torch.arange(1, 1 + sampled.shape[1], device=sampled.device)  # (S,) 1 2 ... S
+    length = (sampled * number).amax(1)  # (b,) the number of the last sampled column
     for rows in of_like_length(length, at_once):
         S = int(length[rows[0]])  # the longest comes first
-        own = sampled[rows, :S]  # (r, S)
-        yield Part(rows, inputs[rows, :S], cache.rows(prompt_of[rows]), own, tokens[rows, :S][own])
+        real = sampled[rows, :S]  # (r, S)
+        yield Part(rows, inputs[rows, :S], cache.rows(prompt_of[rows]), real, tokens[rows, :S][real])
 
 
 def part_states(model: Qwen2, part: Part) -> Tensor:
@@ -201,7 +201,7 @@ def part_logprobs(model: Qwen2, part: Part) -> Tensor:
 
 def read_responses(reader: Callable, model: Qwen2, prompts: list[list[int]], prompt_of: Tensor, tokens: Tensor,
                    sampled: Tensor, given: Sequence[Tensor] = (), at_once: int = 16) -> Tensor:
-    """What a reader finds of each sampled token, (b, S, ...): column t has that of a row's t-th one, then come zeros.
+    """What a reader finds of each sampled token, (b, S, ...), in the columns of Samples: column t has the t-th one's.
 
     A reader is a function such as part_logprobs(model, part, ...), which returns (n, ...). Of each tensor that is
     given, (b, T, ...), it gets what these n tokens have. prompt_of (b,): the prompt of each response. The other
@@ -211,7 +211,7 @@ def read_responses(reader: Callable, model: Qwen2, prompts: list[list[int]], pro
     found = None
     for part in in_parts(cache, last, prompt_of, tokens, sampled, at_once):
         row = part.rows[part.sampled.nonzero()[:, 0]]  # (n,) the response of each token
-        t = part.sampled.cumsum(1)[part.sampled] - 1  # (n,) its place among those that were sampled there
+        t = part.sampled.cumsum(1)[part.sampled] - 1  # (n,) its column in Samples, where replies have none
         values = reader(model, part, *(x[row, t] for x in given))  # (n, ...)
         found = values.new_zeros(*sampled.shape, *values.shape[1:]) if found is None else found  # (b, S, ...)
         found[row, t] = values

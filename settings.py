@@ -1,4 +1,4 @@
-"""The settings of a run: every flag of train.py, its default and its meaning.
+"""The settings of a run, which are flags of train.py: the default and the meaning of each.
 
 plumbing/flags.py makes the flags of this class. A field's type is that of its default, and the comment at the end of
 its line is the flag's text in --help. A credit function adds its own keyword arguments to these flags.
@@ -13,9 +13,9 @@ class Settings:
     """What a run is told, but for its credit function's own flags. --resume takes it from config.json."""
 
     # What is trained, on what:
-    mitigation: str = "none"  # the credit function, see the end of --help; none: plain GRPO, equal for all tokens
+    mitigation: str = "none"  # the credit function, see the end of --help; none: GRPO, which credits all tokens alike
     model: str = ""  # a Hugging Face folder, Qwen2, Qwen3 or Llama; empty: the small one of the task
-    task: str = "countdown"  # the name of a file tasks/NAME_task.py, or a path that ends in .py
+    task: str = "countdown"  # the NAME of a file NAME_task.py, here or in tasks/, or a path that ends in .py
     data: str = ""  # a file of puzzles, such as .jsonl or .parquet; empty: the task makes its own
     eval_data: str = ""  # a file of held-out puzzles, such as a test split; empty: a tenth of --data, or the task's own
     out: str = ""  # the run folder, which must not exist; empty: runs/<mitigation>[-<changed flags>]-seed<seed>
@@ -31,7 +31,7 @@ class Settings:
     temperature: float = 1.0  # the policy is softmax(logits / this), in sampling, training and evaluation
     reward: str = "graded"  # random: a coin toss instead of the grade, while training; a control
     reward_weights: str = ""  # change the weights in the task's PARTS, such as answer=1,format=0
-    shaping: str = "none"  # what is compared: the reward, less for long responses, or less the KL to the start model
+    shaping: str = "none"  # taken off the reward that is compared: for length (overlong), or the KL to the start (kl)
     shaping_beta: float = 0.1  # weight of --shaping
     advantage: str = "grpo"  # how a reward is compared with the others of its group, the responses to the same puzzle
     normalize: str = "response"  # rescale a method's weights to mean 1 in each response, in the step, or not (none)
@@ -56,7 +56,7 @@ class Settings:
     eval_every: int = 25  # steps between measurements of held-out success; 0: at start and end only
     eval_problems: int = 512  # held-out puzzles, one response each
     eval_greedy: bool = False  # that response takes the most probable tokens and is not sampled
-    pass_at: int = 16  # k: at the end, the share of 128 held-out puzzles that one of k samples solves; 0: not measured
+    pass_at: int = 16  # k: at the end, the share of up to 128 held-out puzzles that one of k samples solves; 0: no
     checkpoint_every: int = 0  # steps between checkpoints/step-...; 0: only the last
     state_every: int = 10  # steps between writing what --resume continues from; 0: only at the end
     # The machine:

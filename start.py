@@ -17,7 +17,7 @@ from typing import Callable
 
 import torch
 
-from grpo import ADVANTAGES, KL_GRADIENTS, LOSS_NORMS, LOSSES, SHAPINGS, compare, shape, update
+from grpo import ADVANTAGES, KL_GRADIENTS, LOSS_NORMS, LOSSES, SHAPINGS, compare, shape_reward, update
 from lora import add_adapters, load_adapters, merged, save_adapters
 from methods import MITIGATIONS  # all credit functions, by name: those of mitigations.py and of methods/
 from methods.heads import HEADS, load_head, save_head
@@ -92,7 +92,7 @@ def try_step(policy: Policy, optimizer: Optimizer, puzzles: list, s: Settings,
         check_order(s, policy.model.norm.device, ADVANTAGES[s.advantage], LOSS_NORMS[s.loss_norm], LOSSES[s.loss])
         batch = rollout(policy, [puzzles[0], puzzles[-1]], s, step=0)  # of a single one two copies
         batch.ask = Queries(policy, batch, s, step=0)
-        batch.advantage = compare(batch, s.advantage, shape(batch, s))
+        batch.advantage = compare(batch, s.advantage, shape_reward(batch, s))
         if hasattr(policy.task, "reply"):  # in so few tokens perhaps no turn has ended
             ends, tokens = policy.tokenizer.end_tokens, batch.tokens[0][batch.mask[0]].tolist()
             reply(policy, puzzles[0], [*takewhile(lambda token: token not in ends, tokens), ends[0]])

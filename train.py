@@ -1,4 +1,4 @@
-"""GRPO (group relative policy optimization): the settings, the loop, and the evaluation.
+"""GRPO (group relative policy optimization): the loop and the evaluation.
 
     python train.py --mitigation none                                       the bundled model, three minutes
     python train.py --mitigation outcome_conditional --think_discount 0.5   another way to assign credit
@@ -26,7 +26,7 @@ from typing import Callable
 import numpy as np
 from torch import Tensor
 
-from grpo import compare, shape, update
+from grpo import compare, shape_reward, update
 from plumbing.launch import responses_that_fit
 from plumbing.metrics import add_step_columns, heldout_text, line_of, standard_error
 from plumbing.optimizer import Optimizer, learning_rate
@@ -53,9 +53,9 @@ def train(s: Settings, mitigation: Callable[[TokenBatch], Tensor], policy: Polic
         puzzles = draw_puzzles(training, s, step)  # Q
         batch = rollout(policy, puzzles, s, step)  # B responses and their rewards
         batch.ask = Queries(policy, batch, s, step)  # runs the model where a credit function asks it something
-        reward = shape(batch, s)  # (B,) the graded one, unless --shaping changes it
+        reward = shape_reward(batch, s)  # (B,) the graded one, unless --shaping changes it
         batch.advantage = compare(batch, s.advantage, reward)  # (B,) by default GRPO's (r - mean) / std of the group
-        credit = assign_credit(batch, mitigation, s)  # (B, T) mitigation(batch), without gradient
+        credit = assign_credit(batch, mitigation, s)  # (B, T) mitigation(batch), checked
         row = update(policy, optimizer, batch, credit, s)  # columns of metrics.csv
         add_step_columns(row, step, batch, step_began)  # columns of the rollout: means of the batch, tokens, seconds
         if step == s.steps or (s.eval_every and step % s.eval_every == 0):
@@ -75,9 +75,9 @@ def evaluate(policy: Policy, puzzles: list, G: int, s: Settings) -> np.ndarray:
     at_once = max(1, responses_that_fit(policy, puzzles, s) // G)  # puzzles whose responses fit into memory
     success, progress = [], Progress("evaluating", len(uniforms))
     for i in range(0, len(puzzles), at_once):
-        prefixes, rows = prompted(policy, puzzles[i : i + at_once]), uniforms[i * G : (i + at_once) * G]
-        watch = progress.part(done=len(success), size=len(rows), limit=s.max_new_tokens)
-        _, graded = generate_and_grade(policy, prefixes, rows, greedy=s.eval_greedy, watch=watch)
+        prefixes, numbers = prompted(policy, puzzles[i : i + at_once]), uniforms[i * G : (i + at_once) * G]
+        watch = progress.part(done=len(success), size=len(numbers), limit=s.max_new_tokens)
+        _, graded = generate_and_grade(policy, prefixes, numbers, greedy=s.eval_greedy, watch=watch)
         success += [grade["answer"] for grade in graded]  # 1.0 where the answer is right, else 0.0
     return np.array(success).reshape(len(puzzles), G)
 
@@ -104,7 +104,8 @@ def measure_end(row: dict, policy: Policy, heldout: list, s: Settings) -> dict[s
     """What final.json has: held-out success of the last row of metrics.csv, and pass@k."""
     # Held-out success is lacking in a run that is resumed with --steps equal to those already done.
     last = row if "heldout_success" in row else measure_heldout(policy, heldout, s)
-    return {"step": s.steps, "heldout_success": last["heldout_success"], "heldout_stderr": last["heldout_stderr"],
+    stderr = last.get("heldout_stderr", np.nan)  # a single puzzle has none
+    return {"step": s.steps, "heldout_success": last["heldout_success"], "heldout_stderr": stderr,
             "heldout_problems": len(heldout)} | measure_pass(policy, heldout[:128], s)  # more would take long
 
 

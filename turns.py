@@ -75,20 +75,20 @@ def with_replies(tokens: Tensor, mask: Tensor, before: Replies) -> tuple[Tensor,
     if not any(before):
         return tokens, mask
     rows = []
-    for row, real, heard in zip(tokens.tolist(), mask.long().tolist(), before):
-        said = {t: [(token, 0) for token in words] for t, words in heard.items()}
+    for row, real, said in zip(tokens.tolist(), mask.long().tolist(), before):
+        said = {t: [(token, 0) for token in reply] for t, reply in said.items()}
         rows.append(torch.tensor(interleave([*zip(row, real)], said)))  # (length, 2) a token, and 1 if it was sampled
     both = pad_sequence(rows, batch_first=True).to(mask.device)  # (b, S, 2)
     return both[..., 0], both[..., 1].bool()
 
 
 def decode(policy: Policy, tokens: list[int], before: dict[int, list[int]]) -> tuple[str, list[tuple], list[str]]:
-    """The text of a response with its replies, the span of each of its tokens, and the texts of its own turns."""
+    """The text of a response with the replies between its turns, the span of each token, and the texts of its turns."""
     tokenizer, text, spans, turns = policy.tokenizer, "", [], []
     for a, b in pairwise(sorted({0, *turn_ends(policy, tokens), len(tokens)})):  # tokens[a:b] is a turn
         text += tokenizer.decode(before.get(a, ()))[0]
-        turn, own = tokenizer.decode(tokens[a:b])
-        spans += [(len(text) + start, len(text) + stop) for start, stop in own]
+        turn, places = tokenizer.decode(tokens[a:b])
+        spans += [(len(text) + start, len(text) + stop) for start, stop in places]
         text, turns = text + turn, [*turns, turn]
     return text, spans, turns
 
@@ -107,24 +107,24 @@ def play(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_tokens: l
     cut off. excluded acts on the first turn.
     """
     (B, T), G = uniforms.shape, len(uniforms) // len(prompts)
-    texts, own, before = [prompts[i // G] for i in range(B)], [[] for _ in range(B)], tuple({} for _ in range(B))
+    texts, sampled, before = [prompts[i // G] for i in range(B)], [[] for _ in range(B)], tuple({} for _ in range(B))
     left = [T] * B if limit is None else limit.tolist()  # B, how many tokens each may still sample or read
     ended, rows = [False] * B, list(range(B))
     fields = [[[] for _ in range(B)] for _ in range(5)]  # tokens to logit_grad: of each response, turn by turn
     while rows:  # the n that take a turn
-        u = pad_sequence([uniforms[i, len(own[i]) :][: left[i]] for i in rows], batch_first=True)  # (n, W)
+        u = pad_sequence([uniforms[i, len(sampled[i]) :][: left[i]] for i in rows], batch_first=True)  # (n, W)
         turn = generate(model, [texts[i] for i in rows], u, end_tokens, torch.tensor([left[i] for i in rows]), excluded,
                         greedy, watch and (lambda t, running: watch(T - u.shape[1] + t, running * len(rows) / B)))
         turn, going = Samples(*(x.cpu() for x in turn[:6]), turn.before), []
         for row, i in enumerate(rows):
-            for field, x in zip(fields, turn):  # (n, W) each
+            for field, x in zip(fields, turn[:5]):  # (n, W) each
                 field[i].append(x[row, turn.mask[row]])
-            new = fields[0][i][-1].tolist()  # the tokens of this turn
-            own[i], texts[i], left[i] = own[i] + new, texts[i] + new, left[i] - len(new)
-            said = reply(i, own[i]) if turn.ended[row] else None
+            new = turn.tokens[row, turn.mask[row]].tolist()
+            sampled[i], texts[i], left[i] = sampled[i] + new, texts[i] + new, left[i] - len(new)
+            said = reply(i, sampled[i]) if turn.ended[row] else None
             ended[i] = bool(turn.ended[row]) and said is None
             if said is not None and left[i] > len(said):  # room for a further token
-                before[i][len(own[i])] = said
+                before[i][len(sampled[i])] = said
                 texts[i], left[i] = texts[i] + said, left[i] - len(said)
                 going.append(i)
         rows, excluded = going, None

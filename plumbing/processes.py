@@ -1,4 +1,4 @@
-"""Several processes, started by torchrun: each works on every N-th prompt or micro-batch, and gradients are summed.
+"""Several processes, started by torchrun: each works on every N-th prompt or group, and gradients are summed.
 
     torchrun --nproc_per_node 2 train.py --mitigation none
 

@@ -75,7 +75,7 @@ def test_shaped_rewards_by_hand_leave_the_graded_one():
     batch.ask.reference_logprob = torch.tensor([-0.75, -1, -1.5, -2])[:, None] * batch.mask
     for shaping, expected in (("none", [1, 1, 0.1, 1.1]), ("overlong", [1, 1, 0.1 - 0.2, 1.1 - 0.4]),
                               ("kl", [1 + 0.4 * 2.5, 1, 0.1 - 0.4 * 9, 1.1 - 0.4 * 20])):
-        shaped = grpo.shape(batch, Settings(shaping=shaping, shaping_beta=0.4, max_new_tokens=20))  # (4,)
+        shaped = grpo.shape_reward(batch, Settings(shaping=shaping, shaping_beta=0.4, max_new_tokens=20))  # (4,)
         assert shaped.dtype == torch.float64 and shaped.tolist() == pytest.approx(expected, abs=1e-12)
         found = grpo.compare(batch, "dr_grpo", shaped).tolist()
         a, b = (expected[0] - expected[1]) / 2, (expected[2] - expected[3]) / 2
@@ -93,7 +93,7 @@ def test_the_kl_in_the_reward_has_the_gradient_of_the_kl_of_responses():
     p, reward = pi.sum(1).exp(), torch.arange(9).double() / 9  # (9,) each
     batch = make_batch([2] * 9, [0.0] * 9, reward=reward)
     batch.logprob, batch.ask.reference_logprob = pi.detach(), ref
-    shaped = grpo.shape(batch, Settings(shaping="kl", shaping_beta=0.3))  # (9,)
+    shaped = grpo.shape_reward(batch, Settings(shaping="kl", shaping_beta=0.3))  # (9,)
     found, = torch.autograd.grad((p.detach() * shaped * pi.sum(1)).sum(), table, retain_graph=True)
     goal = (p * reward).sum() - 0.3 * (p * (pi - ref).sum(1)).sum()  # E[r] - beta KL(pi || ref)
     torch.testing.assert_close(found, torch.autograd.grad(goal, table)[0])

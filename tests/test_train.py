@@ -206,6 +206,8 @@ def test_only_heldout_puzzles_are_measured(tmp_path, monkeypatch, capsys):
     assert "\npass@3 50.0%\n" in capsys.readouterr().out
     expected = {"heldout_problems": 140, "heldout_success": 0.5, "pass@3": 0.5, "pass@3_problems": 128}
     assert read_json(tmp_path / "r" / "final.json").items() >= expected.items()
+    resumed = train.measure_end({"heldout_success": 1.0}, None, [None], Settings(pass_at=0))  # measured on one puzzle
+    assert np.isnan(resumed["heldout_stderr"])
 
 
 def test_how_many_responses_are_evaluated_at_once_changes_nothing(monkeypatch):

@@ -19,7 +19,7 @@ from typing import Callable, NamedTuple
 import torch
 from torch import Tensor
 
-from grpo import compare, shape, update
+from grpo import compare, shape_reward, update
 from methods import MITIGATIONS
 from plumbing.files import replace_file
 from plumbing.flags import new_parser
@@ -118,7 +118,7 @@ def sampled(folder: Path) -> tuple[TokenBatch, list[Policy]]:
 def our_gradient(batch: TokenBatch, policy: Policy, flags: str) -> dict[str, Tensor]:
     """The gradient of our update, under a checkpoint's names."""
     s, hyper_parameters, *_ = parse_flags([*shlex.split(flags), f"--max_new_tokens={LIMIT}", "--micro_batch=999"])
-    batch = replace(batch, advantage=compare(batch, s.advantage, shape(batch, s)), normalize=s.normalize)
+    batch = replace(batch, advantage=compare(batch, s.advantage, shape_reward(batch, s)), normalize=s.normalize)
     batch.ask.computed.clear()
     credit = assign_credit(batch, partial(MITIGATIONS[s.mitigation], **hyper_parameters), s)  # (B, T)
     still = SimpleNamespace(zero_grad=policy.model.zero_grad, step=lambda norm: 0.0)
