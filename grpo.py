@@ -26,7 +26,7 @@ How this file differs from the paper (DeepSeekMath, arXiv 2402.03300):
 2. By default there is no KL penalty (--kl), and one update per batch (--updates_per_batch). Then the ratio pi / pi_old,
    of a token's probability now to that when it was sampled, is 1, and nothing is clipped. A further update on the same
    batch learns from samples of an older policy. The ratio corrects for that token by token, which is not exact: the
-   text before and after a token is the older policy's, too. The clip takes away what would be gained by moving a
+   older policy also wrote the text before and after a token. The clip takes away what would be gained by moving a
    token's probability far from where it was sampled.
 3. The log-probs of the sampling policy are recorded while sampling, not recomputed by a second forward pass. In
    bfloat16 rounding makes the two differ, so PPO's clip can act although the policy has not moved. --old_logprob update
@@ -68,7 +68,7 @@ def overlong(batch: TokenBatch, s: Settings) -> Tensor:
 def minus_divergence(batch: TokenBatch, s: Settings) -> Tensor:
     """r - beta * log(pi / ref) of the whole response: the KL to the start model in the reward (RLOO, 2402.14740).
 
-    Given beta, its gradient is on average that of E[r] - beta KL(pi || ref), between whole responses. Compare --kl.
+    On average its gradient is that of E[r] - beta KL(pi || ref), a KL of whole responses. Compare --kl.
     """
     return batch.reward - s.shaping_beta * (batch.logprob - batch.ask.reference_logprob).double().sum(1)
 
@@ -81,8 +81,8 @@ def shape_reward(batch: TokenBatch, s: Settings) -> Tensor:
     return check_finite(SHAPINGS[s.shaping](batch, s), batch.reward, f"--shaping {s.shaping} must give each response")
 
 
-# Functions of the rewards (Q, G) of G responses to each of Q puzzles, in float64 (see point 4), and of the batch: how
-# each reward compares.
+# How each reward compares (Q, G): functions of the rewards (Q, G) of G responses to each of Q puzzles, in float64 (see
+# point 4), and of the batch, which most of them don't need.
 
 
 def centred(rewards: Tensor) -> Tensor:
@@ -116,7 +116,7 @@ def over_success(_: Tensor, batch: TokenBatch) -> Tensor:
 def over_own_deviations(_: Tensor, batch: TokenBatch) -> Tensor:
     """GDPO: the sum of weight * (part - mean) / std, over its std in the step (2601.05242).
 
-    So a part counts by its weight, however little it varies in the group. (The mean of the sums is 0 in every group.)
+    So a part counts by its weight, however little it varies in the group. (Each group's sums have mean 0.)
     """
     total = sum(weight * over_deviation(by_group(batch, batch.grades[part]), batch)
                 for part, weight in batch.weights.items())  # (Q, G)

@@ -7,7 +7,8 @@ original work (github.com/Ja-Crispy/GRPO-Zero) called such a function a mitigati
 To try an idea, write one decorated function at the end of this file. Under @token_credit it returns the credit itself;
 under @reweighting it returns weights, by which the response's advantage is multiplied. Both are (B, T). Its keyword
 arguments become flags, and the first line of its docstring their help. What it puts into batch.log, by name, is logged
-beside the credit. plumbing/registry.py checks both and sets them to 0 on padding. A critic is a head: methods/heads.py.
+beside the credit. plumbing/registry.py checks what it returns and logs, and sets it to 0 on padding. A critic is a
+head: methods/heads.py.
 
 How this differs from the original work and from most published code:
 1. Weights carry no gradient and are computed on the whole step instead of a micro-batch. By default (--normalize) they
@@ -104,7 +105,7 @@ def outcome_conditional(batch: TokenBatch, think_discount: float = 0.5) -> Tenso
     """credit = A * (1 in <answer>, think_discount before it): reward the conclusion more (the original work).
 
     The name is the original's; the weights depend on the section alone. A response without an answer gets plain GRPO.
-    (The original discounted all of it, so that credit depended on the format.)
+    (The original discounted such a response as a whole, so that credit depended on the format.)
     """
     require(think_discount >= 0, "--think_discount must be 0 or more")
     unanswered = ~batch.in_answer.any(1, keepdim=True)  # (B, 1)

@@ -43,7 +43,7 @@ class Queries:
 
     @property
     def hidden(self) -> Tensor:
-        """The model's last hidden state (B, T, D) before it emits each token, in float32 or wider, as heads are."""
+        """The model's last hidden state (B, T, D) before it emits each token, in float32 or wider."""
         return self.once("hidden", lambda: wide(self.read(part_states, self.policy.model)))
 
     @property

@@ -1,7 +1,7 @@
 """Rollout: puzzles -> prompts -> sampled tokens -> text -> grades, gathered in the batch that credit functions read.
 
 `generate` of sampler.py samples tokens. Here they become graded responses: those of a training step (`rollout`, which
-returns a TokenBatch), and those of an evaluation, or of a text that is continued (`generate_and_grade`).
+returns a TokenBatch), of an evaluation, and further continuations of a response (both `generate_and_grade`).
 
 Alphabet: Q puzzles, G responses to each, B = Q G responses, T tokens of the longest response. `s` is the Settings. The
 task is a module such as countdown_task.py; the code here knows nothing of Countdown.
@@ -24,7 +24,7 @@ from sampler import Replies, Samples, generate
 from settings import Settings
 from turns import Prefix, decode, play, reply, with_replies
 
-EVALUATION = "evaluation"  # instead of a step, for the random numbers of an evaluation
+EVALUATION = "evaluation"  # stands for the step in the seed of an evaluation's random numbers
 
 
 @dataclass
@@ -42,9 +42,9 @@ class TokenBatch:
     entropy: Tensor  # (B, T) entropy of the sampling distribution, nats
     logit_grad: Tensor  # (B, T) ||onehot - p||, the size of the gradient of log pi in logit space, which is logged
     ended: Tensor  # (B,) bool, False where the token limit cut the response off
-    before: Replies  # per response, by column t: the tokens that the environment said before it; {} in a single turn
+    before: Replies  # per response, {t: what the environment said before token t, as tokens}; {} in a single turn
     # How it was graded.
-    grades: dict[str, Tensor]  # (B,) float64 each, by name: the reward, and what the task's `grade` returned, else NaN
+    grades: dict[str, Tensor]  # (B,) float64 each, by name: the reward, and what the task's `grade` returned, or NaN
     weights: dict[str, float]  # the reward is the sum of weight * grade over these names
     reward: Tensor  # (B,) float64 this sum, or a coin toss (--reward random)
     success: Tensor  # (B,) the grade "answer": 1 where that is right (or the coin shows heads), else 0

@@ -29,9 +29,9 @@ from plumbing.compute import by_rows, distinct_texts, of_like_length
 from plumbing.decoding import ready_to_sample
 from qwen2_model import Cache, Qwen2, wide
 
-LOGITS_AT_ONCE = {"cpu": 2**18}  # so many become tokens at once: on a CPU those that stay in its cache
+LOGITS_AT_ONCE = {"cpu": 2**18}  # how many become tokens at once: on a CPU as many as stay in its cache
 
-Replies = Sequence[dict[int, list[int]]]  # for each response, by column t: the tokens of the reply read before it
+Replies = Sequence[dict[int, list[int]]]  # for each response, {t: the tokens that it reads before its token t}
 
 
 class Samples(NamedTuple):
@@ -113,7 +113,7 @@ def generate(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_token
     facts = wide(torch.zeros(3, B, T, dtype=model.dtype, device=device))  # log-prob, entropy, logit gradient
     ended = torch.zeros(B, dtype=torch.bool, device=device)
     excluded = None if excluded is None else excluded.to(device)
-    # A tenth faster than no_grad. No gradient can flow through what is made inside, so what is returned was made above.
+    # A tenth faster than no_grad. What is made inside can never get a gradient, so what is returned was made above.
     with torch.inference_mode():
         rows = torch.arange(B, device=device)  # (B',) the response that each running row writes
         cache, token = read_prompts(model, [prompt for prompt in prompts for _ in range(G)])  # of B rows; (B,)

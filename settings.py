@@ -20,7 +20,7 @@ class Settings:
     eval_data: str = ""  # a file of held-out puzzles, such as a test split; empty: a tenth of --data, or the task's own
     out: str = ""  # the run folder, which must not exist; empty: runs/<mitigation>[-<changed flags>]-seed<seed>
     lora_rank: int = 0  # train adapters of this rank beside the frozen model, see lora.py; 0: train the whole model
-    lora_alpha: float = 32.0  # adapters add this / rank times their product
+    lora_alpha: float = 32.0  # what adapters add is multiplied by this / rank
     adapter: str = ""  # a folder with adapters of PEFT to start from, of that rank and alpha; empty: new ones
     seed: int = 0  # of the order of the puzzles, and of sampling
     # The algorithm:
@@ -34,13 +34,13 @@ class Settings:
     shaping: str = "none"  # taken off the reward that is compared: for length (overlong), or the KL to the start (kl)
     shaping_beta: float = 0.1  # weight of --shaping
     advantage: str = "grpo"  # how a reward is compared with the others of its group, the responses to the same puzzle
-    normalize: str = "response"  # rescale a method's weights to mean 1 in each response, in the step, or not (none)
+    normalize: str = "response"  # a method's weights get mean 1 in each response, or in the step, or stay (none)
     loss: str = "ppo"  # ppo: its clipped objective; cispo: a clipped, constant ratio; gspo: a ratio per response
-    loss_norm: str = "token"  # the loss is a mean over all tokens of the step (token), or as LOSS_NORMS of grpo.py says
-    clip_low: float = 0.2  # negative credit has no gradient where the ratio p now / p when sampled is below 1 - this
-    clip_high: float = 0.2  # positive credit has none where the ratio is above 1 + this (PPO: 0.2, DAPO: 0.28)
+    loss_norm: str = "token"  # token: the loss is a mean over all tokens of the step; sequence, constant: see grpo.py
+    clip_low: float = 0.2  # where p now / p when sampled is below 1 - this, negative credit has no gradient
+    clip_high: float = 0.2  # where it is above 1 + this, positive credit has none (PPO: 0.2, DAPO: 0.28)
     updates_per_batch: int = 1  # optimizer steps on each batch
-    old_logprob: str = "sampler"  # pi_old of the ratio: recorded by the sampler, or the first update's own (update)
+    old_logprob: str = "sampler"  # pi_old of the ratio: as the sampler recorded it, or the first update computes it
     kl: float = 0.0  # weight of the KL penalty to the start model, the reference
     kl_gradient: str = "k3"  # the penalty's gradient: that of the k3 estimate, or (unbiased) of KL(policy || reference)
     skip_unfinished: bool = False  # no credit for responses that the token limit cut off; --kl still acts on them

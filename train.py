@@ -10,7 +10,7 @@
     python train.py --on_step tracking:tensorboard                          hand each row of metrics.csv to a function
     torchrun --nproc_per_node 2 train.py --mitigation none                  the same run in several processes
 
-A mitigation is a credit function, in the original work's word. GRPO's own formulas are in grpo.py.
+A mitigation is a credit function: so the work that this project examines called them. GRPO's formulas: grpo.py.
 
 Shapes: Q puzzles a step, G responses to each puzzle (a group), B = Q G responses, T tokens of the longest response.
 
@@ -45,7 +45,7 @@ from start import start
 
 def train(s: Settings, mitigation: Callable[[TokenBatch], Tensor], policy: Policy, training: list, heldout: list,
           optimizer: Optimizer, writer: Writer, done: int, row: dict) -> dict:
-    """GRPO from step done + 1 to the last one. row: the last one of metrics.csv so far. Returns the last one then."""
+    """GRPO from step done + 1 on. row: the latest of metrics.csv, which is returned again after the last step."""
     began = time.perf_counter()
     for step in range(done + 1, s.steps + 1):
         step_began = time.perf_counter()
