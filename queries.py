@@ -2,8 +2,8 @@
 
 Nothing is computed until it is asked for. Several processes share the work, and each of them gets the whole answer.
 
-Alphabet: Q puzzles, G responses to each, B = Q G responses, T tokens of the longest response, D hidden size. `s` is the
-Settings.
+Alphabet: Q puzzles, G responses to each, B = Q G responses, m of which are read, b at a time; T tokens of the longest
+response, S columns with replies, D hidden size. `s` is the Settings.
 
 Run it:  python train.py --mitigation vineppo
 """
@@ -70,7 +70,7 @@ class Queries:
         return self.once("reference", lambda: self.read(part_logprobs, self.policy.reference))
 
     def logprob_without(self, rows: Tensor, hide: Tensor) -> Tensor:
-        """Log-probs (R, T) of the responses rows (R,), where no token can attend to earlier ones marked in hide (R, T).
+        """Log-probs (m, T) of the responses rows (m,), where no token can attend to earlier ones marked in hide (m, T).
         A response may be asked for several times."""
         if not len(rows):
             return self.batch.logprob[:0]  # (0, T)
@@ -85,7 +85,7 @@ class Queries:
 
     @torch.no_grad()
     def read(self, reader: Callable, model: Qwen2, rows: Tensor | None = None, *given: Tensor) -> Tensor:
-        """What a reader finds, (R, T, ...), in the responses rows (R,), or in all. given (R, T, ...): what it is told
+        """What a reader finds, (m, T, ...), in the responses rows (m,), or in all. given (m, T, ...): what it is told
         of each token. See `read_responses` of sampler.py."""
         batch, T = self.batch, self.batch.tokens.shape[1]
         rows = (torch.arange(len(batch.tokens)) if rows is None else rows).to(batch.tokens.device)
@@ -93,10 +93,10 @@ class Queries:
 
         def read_some(mine: list[int]) -> tuple[Tensor]:
             found = read_responses(reader, model, *responses(batch, rows[mine]), [x[mine] for x in given],
-                                   self.s.micro_batch)  # (R, T, ...), or wider by replies
+                                   self.s.micro_batch)  # (m, T, ...), or wider by replies
             return (found[:, :T],)
 
-        (found,) = shared(read_some, list(range(len(rows))))  # (R, T, ...)
+        (found,) = shared(read_some, list(range(len(rows))))  # (m, T, ...)
         return found.to(batch.tokens.device)
 
     def rollout_values(self, counts: Tensor, other: bool = False) -> Tensor:
@@ -107,12 +107,12 @@ class Queries:
         still allows. other: it begins with any token but the actual one. Prefixes of like length are sampled together.
         """
         counts = counts.cpu().long()  # (B, T)
-        places, each = counts.nonzero(), counts[counts > 0]  # (m, 2) response and position; (m,) continuations there
-        starts = places.repeat_interleave(each, 0)  # (N, 2) where each continuation starts
+        places, each = counts.nonzero(), counts[counts > 0]  # (p, 2) response and position; (p,) continuations there
+        starts = places.repeat_interleave(each, 0)  # (n, 2) where each continuation starts
         uniforms = torch.rand(len(starts), self.s.max_new_tokens, generator=self.generator("rollouts"),
-                              dtype=torch.float64)  # (N, limit)
-        rewards, order = torch.zeros(len(starts), dtype=torch.float64), starts[:, 1].argsort(stable=True)  # (N,) each
-        for chunk in filter(len, order.split(ROWS_AT_ONCE)):  # (n,) shortest prefix first
+                              dtype=torch.float64)  # (n, limit)
+        rewards, order = torch.zeros(len(starts), dtype=torch.float64), starts[:, 1].argsort(stable=True)  # (n,) each
+        for chunk in filter(len, order.split(ROWS_AT_ONCE)):  # (c,) shortest prefix first
             rewards[chunk] = self.continue_from(starts[chunk], uniforms[chunk], other)
         values = torch.zeros(counts.shape, dtype=torch.float64)  # (B, T)
         for (i, t), found in zip(places.tolist(), rewards.split(each.tolist())):  # of the continuations from there
@@ -147,15 +147,15 @@ def attention_paid(T: int, model: Qwen2, part: Part) -> Tensor:
     with last.register_forward_pre_hook(lambda _, arguments: given.extend(arguments)):  # of Layer.forward
         model.hidden(part.inputs, part.cache)
     x, rotation, mask, _ = given
-    q, _, _ = last.heads(x, rotation)  # (r, H, S, d)
-    paid = wide(probabilities(q, part.cache.keys[-1], mask).mean(1))[..., -x.shape[1] :]  # (r, S, S) to each input
-    states = [row.nonzero()[:, 0] for row in part.sampled]  # r, (k,) each: the token of state s is input s + 1
+    q, _, _ = last.heads(x, rotation)  # (b, H, S, d)
+    paid = wide(probabilities(q, part.cache.keys[-1], mask).mean(1))[..., -x.shape[1] :]  # (b, S, S) to each input
+    states = [row.nonzero()[:, 0] for row in part.sampled]  # b, (k,) each: the token of state s is input s + 1
     return torch.cat([F.pad(p[s][:, s[:-1] + 1], (0, T - (len(s) - 1))) for p, s in zip(paid, states)])  # (n, T)
 
 
 def logprobs_without(model: Qwen2, part: Part, hide: Tensor) -> Tensor:
     """log pi (n,) where no later token sees those that are marked in hide (n,)."""
-    predicted = torch.zeros_like(part.sampled).masked_scatter(part.sampled, hide)  # (r, S) by the state before a token
-    inputs = F.pad(predicted[:, :-1], (1, 0))[:, None, None]  # (r, 1, 1, S) input s is what state s - 1 predicts
+    predicted = torch.zeros_like(part.sampled).masked_scatter(part.sampled, hide)  # (b, S) by the state before a token
+    inputs = F.pad(predicted[:, :-1], (1, 0))[:, None, None]  # (b, 1, 1, S) input s is what state s - 1 predicts
     others = ~torch.eye(inputs.shape[3], dtype=torch.bool, device=inputs.device)  # a hidden token still sees itself
     return model.logprob(model.hidden(part.inputs, part.cache, inputs & others)[part.sampled], part.tokens)

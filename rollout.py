@@ -81,11 +81,11 @@ def group_mean(values: Tensor) -> Tensor:
 
 
 def responses(batch: TokenBatch, rows: Tensor) -> tuple[list[list[int]], Tensor, Tensor, Tensor]:
-    """What `read_responses` of sampler.py takes of the responses rows (b,): their prompts, each once; which of these
-    each answers (b,); the tokens behind it (b, S); which of them were sampled (b, S). In a single turn S is T."""
-    groups, prompt_of = batch.group[rows].unique(return_inverse=True)  # those that occur; (b,)
+    """What `read_responses` of sampler.py takes of the responses rows (m,): their prompts, each once; which of these
+    each answers (m,); the tokens behind it (m, S); which of them were sampled (m, S). In a single turn S is T."""
+    groups, prompt_of = batch.group[rows].unique(return_inverse=True)  # those that occur; (m,)
     prompts, before = [batch.prompts[q] for q in groups.tolist()], [batch.before[i] for i in rows.tolist()]
-    tokens, sampled = with_replies(batch.tokens[rows], batch.mask[rows], before)  # (b, S) each
+    tokens, sampled = with_replies(batch.tokens[rows], batch.mask[rows], before)  # (m, S) each
     return prompts, prompt_of, tokens, sampled
 
 

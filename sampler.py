@@ -154,11 +154,11 @@ def read_prompts(model: Qwen2, prompts: list[list[int]]) -> tuple[Cache, Tensor]
 
 
 # --------------------------------------------------------------------------------------------- finished responses
-# b of them are read again, r at a time: these have S columns and n sampled tokens. D is the hidden size.
+# m of the B are read again, b at a time: these have S columns and n sampled tokens. D is the hidden size.
 
 
 class Part(NamedTuple):
-    """Some of b responses: r of about the same length, as the model reads them. Here two, x y to the prompt a b c, and
+    """Some of m responses: b of about the same length, as the model reads them. Here two, x y to the prompt a b c, and
     z to d e:
 
         in the cache    inputs    sampled    tokens
@@ -166,26 +166,26 @@ class Part(NamedTuple):
         d               e         1 0
     """
 
-    rows: Tensor  # (r,) which of the b they are
-    inputs: Tensor  # (r, S) the prompt's last token, then what follows it, but for the very last token
+    rows: Tensor  # (b,) which of the m they are
+    inputs: Tensor  # (b, S) the prompt's last token, then what follows it, but for the very last token
     cache: Cache  # of r rows, which have read their prompts
-    sampled: Tensor  # (r, S) whether the token that a state predicts was sampled: not so in a reply, nor in padding
+    sampled: Tensor  # (b, S) whether the token that a state predicts was sampled: not so in a reply, nor in padding
     tokens: Tensor  # (n,) these sampled tokens, row by row
 
 
 def in_parts(cache: Cache, last: Tensor, prompt_of: Tensor, tokens: Tensor, sampled: Tensor,
              at_once: int) -> Iterator[Part]:
-    """b responses, ready for the model, at most at_once of like length in a part. Padding is hardly read.
+    """m responses, ready for the model, at most at_once of like length in a part. Padding is hardly read.
 
-    cache, last (Q,): what `read_prompts` returned. prompt_of (b,): the prompt of each response. tokens (b, S): what
-    follows the prompt. sampled (b, S): True where the policy sampled it, False in replies and in padding.
+    cache, last (Q,): what `read_prompts` returned. prompt_of (m,): the prompt of each response. tokens (m, S): what
+    follows the prompt. sampled (m, S): True where the policy sampled it, False in replies and in padding.
     """
-    inputs = torch.cat((last[prompt_of][:, None], tokens[:, :-1]), dim=1)  # (b, S)
+    inputs = torch.cat((last[prompt_of][:, None], tokens[:, :-1]), dim=1)  # (m, S)
     number = torch.arange(1, 1 + sampled.shape[1], device=sampled.device)  # (S,) 1 2 ... S
-    length = (sampled * number).amax(1)  # (b,) the number of the last sampled column
+    length = (sampled * number).amax(1)  # (m,) the number of the last sampled column
     for rows in of_like_length(length, at_once):
         S = int(length[rows[0]])  # the longest comes first
-        real = sampled[rows, :S]  # (r, S)
+        real = sampled[rows, :S]  # (b, S)
         yield Part(rows, inputs[rows, :S], cache.rows(prompt_of[rows]), real, tokens[rows, :S][real])
 
 
@@ -201,10 +201,10 @@ def part_logprobs(model: Qwen2, part: Part) -> Tensor:
 
 def read_responses(reader: Callable, model: Qwen2, prompts: list[list[int]], prompt_of: Tensor, tokens: Tensor,
                    sampled: Tensor, given: Sequence[Tensor] = (), at_once: int = 16) -> Tensor:
-    """What a reader finds of each sampled token, (b, S, ...), in the columns of Samples: column t has the t-th one's.
+    """What a reader finds of each sampled token, (m, S, ...), in the columns of Samples: column t has the t-th one's.
 
     A reader is a function such as part_logprobs(model, part, ...), which returns (n, ...). Of each tensor that is
-    given, (b, T, ...), it gets what these n tokens have. prompt_of (b,): the prompt of each response. The other
+    given, (m, T, ...), it gets what these n tokens have. prompt_of (m,): the prompt of each response. The other
     arguments: see `in_parts`.
     """
     cache, last = read_prompts(model, prompts)
@@ -213,6 +213,6 @@ def read_responses(reader: Callable, model: Qwen2, prompts: list[list[int]], pro
         row = part.rows[part.sampled.nonzero()[:, 0]]  # (n,) the response of each token
         t = part.sampled.cumsum(1)[part.sampled] - 1  # (n,) its column in Samples, where replies have none
         values = reader(model, part, *(x[row, t] for x in given))  # (n, ...)
-        found = values.new_zeros(*sampled.shape, *values.shape[1:]) if found is None else found  # (b, S, ...)
+        found = values.new_zeros(*sampled.shape, *values.shape[1:]) if found is None else found  # (m, S, ...)
         found[row, t] = values
     return found

@@ -70,15 +70,15 @@ class Prefix(NamedTuple):
 
 
 def with_replies(tokens: Tensor, mask: Tensor, before: Replies) -> tuple[Tensor, Tensor]:
-    """Responses (b, T) with the replies that were read between their tokens: all tokens (b, S), and which of these were
-    sampled (b, S). S is at least T. mask (b, T): False on padding."""
+    """Responses (m, T) with the replies that were read between their tokens: all tokens (m, S), and which of these were
+    sampled (m, S). S is at least T. mask (m, T): False on padding."""
     if not any(before):
         return tokens, mask
     rows = []
     for row, real, said in zip(tokens.tolist(), mask.long().tolist(), before):
         said = {t: [(token, 0) for token in reply] for t, reply in said.items()}
         rows.append(torch.tensor(interleave([*zip(row, real)], said)))  # (length, 2) a token, and 1 if it was sampled
-    both = pad_sequence(rows, batch_first=True).to(mask.device)  # (b, S, 2)
+    both = pad_sequence(rows, batch_first=True).to(mask.device)  # (m, S, 2)
     return both[..., 0], both[..., 1].bool()
 
 
