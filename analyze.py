@@ -52,7 +52,7 @@ def read_log(run: Path) -> dict[str, np.ndarray]:
     steps, count = read_credit(run, read_metrics(run)), 0  # responses so far
     for step in steps:
         if "reply_response" in step:  # as response_id, see with_measures; a reply's columns have a length of their own
-            step["reply_response"] = step["reply_response"] + count
+            step["reply_response"] = step["reply_response"].astype(int) + count
         count += 1 + int(step["response"].max())
     return with_measures({name: np.concatenate([step[name] for step in steps]) for name in steps[0]})
 
@@ -76,7 +76,7 @@ def position_bins(log: dict, count: int) -> list[tuple[str, np.ndarray]]:
 
 
 def learning_table(metrics: dict) -> Table:
-    """Up to ten steps all, else 1, 10, 50, 100, as in the original work, and the last; no column that is empty."""
+    """Up to ten steps all, else 0, 1, 10, 50, 100, as in the original work, and the last; no empty column."""
     success, error = metrics["heldout_success"], 1.96 * metrics["heldout_stderr"]
     last, first = len(success) - 1, int(np.isnan(success[0]))  # all that step 0 has
     steps = [step for step in range(first, last + 1) if last <= 10 or step in (0, 1, 10, 50, 100, last)]
@@ -201,7 +201,7 @@ def describe(log: dict, row: int) -> str:
 
 def kinds_of(log: dict, first: np.ndarray, tokenizer: Tokenizer) -> list[list[str]]:
     """What tokens.html can filter the R responses by, whose rows begin at first (R,): right or wrong, where the log
-    says it; cut off by the token limit; in a silent group, whose rewards are equal."""
+    says it; cut off within a turn; in a silent group, whose rewards are equal."""
     reward, puzzle = log["reward"][first], log["puzzle"][first]  # (R,) each
     differs = reward != reward[np.unique(puzzle, return_index=True)[1]][puzzle]  # (R,) from the first of its group
     silent = (np.bincount(puzzle, differs) == 0)[puzzle]  # (R,)
@@ -347,7 +347,8 @@ def compare_runs(folders: list[Path], logs: Iterator[dict]) -> None:
     figures = [*map(summarize, follow("reading runs", folders), logs)]
     every = {name: np.nan for own in figures for name in own}  # NaN where a run has not measured it
     shared = [{name: x for name, x in config["settings"].items() if name not in NO_DIFFERENCE} for config in configs]
-    plain = min((method for method in map(run_method, configs) if method.split()[0] == "none"), key=len, default="")
+    plain = min((method for method in map(run_method, configs) if method.split()[0] == "none"), default="",
+                key=lambda method: (method != "none", method != "none advantage=rloo", method))
     runs = [Run(str(folder), label, json.dumps(setting), run_method(config) == plain, config["settings"]["seed"],
                 every | own, config["inputs"], is_finished(folder))
             for folder, config, label, setting, own in zip(folders, configs, labels(configs), shared, figures)]

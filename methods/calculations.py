@@ -116,7 +116,7 @@ def regrade_ablation(batch: TokenBatch, tokens: bool = False) -> Tensor:
     changed the probability of success, lab/truth/measure.py measures.
     """
     weight = torch.zeros_like(batch.logprob)  # (B, T)
-    for i, (text, spans) in enumerate(zip(batch.text, batch.spans)):
+    for i, spans in enumerate(batch.spans):
         if tokens:
             parts = [(t, start, stop) for t, (start, stop) in enumerate(spans)]
         else:

@@ -1,6 +1,6 @@
 """Credit by turns, for tasks that reply (tasks/guess_task.py): a turn is what the policy says between two replies.
 
-In a response of one turn these are other methods: --of itself, the reward minus its expectation, RLOO.
+In a response of one turn these are other methods: GRPO, where --of reweights, and twice RLOO.
 
 Run it:  python train.py --task guess --mitigation turn_baseline
 """
@@ -60,5 +60,5 @@ def turn_baseline(batch: TokenBatch, to_end: bool = False) -> Tensor:
 
     b = of_others(earned) / of_others(reached.double()).clamp(min=1) * (reached | to_end)  # (B, K)
     from_turn_on = b.flip(1).cumsum(1).flip(1)  # (B, K)
-    credit = batch.reward[:, None] - from_turn_on.gather(1, turn.clamp(max=b.shape[1] - 1))  # (B, T)
+    credit = batch.reward[:, None] - from_turn_on.gather(1, turn)  # (B, T)
     return credit * (credit.abs() > 1e-14 * batch.reward.abs().max())  # drops what rounding leaves

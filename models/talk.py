@@ -61,7 +61,7 @@ def answer(policy: Policy, puzzle: Any, s: Settings, turn: int) -> str:
     text, spans, _ = decode(policy, samples.tokens[0, mask].tolist(), samples.before[0])
     shown, done = "", 0
     for (start, stop), p in zip(spans, samples.logprob[0, mask].exp().tolist()):
-        shown += text[done:start] + shade(text[start:stop], p)  # between tokens: what the task replied
+        shown += text[done:start] + shade(text[max(done, start) : stop], p)  # between tokens: what the task replied
         done = max(done, stop)
     return f"{shown}\n{'right' if grade['answer'] else 'wrong'}, reward {grade['reward']:g}"
 

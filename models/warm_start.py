@@ -230,10 +230,10 @@ def build(out: Path, task: ModuleType, count: int, steps: int, seed: int, size: 
     save_model(model.bfloat16(), out)  # half the size; train.py loads it in float32
 
 
-def build_from(source: Path, out: Path, task: ModuleType, steps: int, until: float, **flags) -> None:
+def build_from(source: Path, out: Path, task: ModuleType, count: int, steps: int, until: float, **flags) -> None:
     """Tune a pretrained model on demonstrations, and write it to a new folder. flags: further Settings."""
     s = Settings(model=str(source), **flags, **TUNING)
-    policy, puzzles = load_policy(s, task), task.load("train", 10_000 if not s.data else None, s.data)
+    policy, puzzles = load_policy(s, task), task.load("train", count if not s.data else None, s.data)
     preview(task, puzzles)
     copy_tokenizer(source, out)
     tune(policy, puzzles, steps, until, s)
@@ -259,15 +259,14 @@ def main() -> None:
     parser.add_argument("--lora_alpha", type=float, default=32.0, help="with --from: see train.py (default 32)")
     args = parser.parse_args()
     task = load_task(args.task)
-    if args.source:
-        build_from(args.source, args.out, task, args.steps, args.until, device=args.device, data=args.data,
-                   lora_rank=args.lora_rank, lora_alpha=args.lora_alpha)
-        return
     if not args.report:
         if min(args.steps, args.puzzles) < 1:
             raise ValueError("--steps and --puzzles must be at least 1")
         if not hasattr(task, "demonstrate") or not hasattr(task, "KNOWN"):
             raise ValueError(f"the task {args.task} has no demonstrate or no KNOWN, which say what to imitate")
+        if args.source:
+            return build_from(args.source, args.out, task, args.puzzles, args.steps, args.until, device=args.device,
+                              data=args.data, seed=args.seed, lora_rank=args.lora_rank, lora_alpha=args.lora_alpha)
         build(args.out, task, args.puzzles, args.steps, args.seed, args.size)
     report(args.report or args.out, task)
 

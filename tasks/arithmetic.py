@@ -98,7 +98,9 @@ def expression(numbers: tuple[int, ...], calculations: Iterable[Calculation]) ->
 # --------------------------------------------------------------------------------------- calculations in a text
 
 NUMBER = r"\d{1,1000}"  # Python refuses to convert numbers of more than 4,300 digits
-CALCULATION = re.compile(rf"(?<![\d.])({NUMBER})\s*([-+*/])\s*({NUMBER})\s*=\s*(-?{NUMBER})(?!\.?\d)", re.ASCII)
+CALCULATION = re.compile(rf"(?<![\d.])(?!(?<=\d,)\d{{3}}(?!\d))({NUMBER})\s*([-+*/])\s*({NUMBER})\s*=\s*(-?{NUMBER})"
+                         r"(?!\.?\d|,\d{3}(?!\d)|/\d)", re.ASCII)  # a part of 1,200 or 2.5 or 8/3 is no number
+LONGER = re.compile(r"[\w)][ \t]*[-+*/]\s*\Z|[\d)]\*\*\Z|[-+)]\Z")  # stands before the tail of a longer one
 
 
 class CalculationSpan(NamedTuple):
@@ -111,14 +113,14 @@ class CalculationSpan(NamedTuple):
 
 
 def find_calculations(text: str) -> list[CalculationSpan]:
-    """The written calculations with exactly two numbers; the tail of a longer one, `4 - 3 - 2 = 1`, does not count.
+    """The written calculations with exactly two numbers, without signs of their own; the tail of a longer one, `4 - 3 -
+    2 = 1`, does not count, and an item of a list, `- 5 - 3 = 2`, does.
 
     >>> find_calculations(" 5 - 3 = 2")
     [CalculationSpan(a=(1, 2), operator=(3, 4), b=(5, 6), result=(9, 10))]
     """
-    before = tuple("+-*/)")  # a tuple: at the start of the text the character before is "", which is in every string
-    matches = (m for m in CALCULATION.finditer(text) if text[: m.start()].rstrip()[-1:] not in before)
-    return [CalculationSpan(*(m.span(i) for i in (1, 2, 3, 4))) for m in matches]
+    return [CalculationSpan(*(m.span(i) for i in (1, 2, 3, 4))) for m in CALCULATION.finditer(text)
+            if not LONGER.search(text[: m.start()])]
 
 
 def read_calculation(text: str, span: CalculationSpan) -> Calculation:

@@ -118,8 +118,8 @@ def read_parquet(file: Path) -> list[dict]:
 def digits(value: object, name: str) -> str:
     """A text as it is, a number in digits alone: `0.00001`, not `1e-05`. ValueError, with the field's name, otherwise.
 
-    A float is the shortest decimal that gives it at its precision: 0.1 is 0.1 in float32, too. A whole number that may
-    have been rounded is refused.
+    A float is the shortest decimal that gives it at its precision: 0.1 is 0.1 in float32, too. A whole number with
+    more digits than its type holds is refused: it was rounded.
     """
     if isinstance(value, str):
         return value

@@ -233,6 +233,8 @@ def demonstrate(problem: Problem, rng: np.random.Generator, known: float) -> str
 
     Half of the wrong ones are noticed, and the step is written once more.
     """
+    if not problem.steps:
+        raise ValueError("problems of a file don't say how they are solved, so nobody can imitate it: leave out --data")
     text, n, todo = "", problem.steps[0][0], [step[1:] for step in problem.steps]
     numbers = sorted({k for _, k in todo})
     while todo:

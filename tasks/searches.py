@@ -24,8 +24,7 @@ def demonstrate(puzzle: Any, rng: np.random.Generator, known: float) -> str:
     """A response: attempts, each a known solution with probability `known`, until a hit or giving up."""
     text = ""
     for _ in range(ATTEMPTS):
-        if rng.random() < known:
-            options = known_solutions(tuple(sorted(puzzle.numbers)), puzzle.target)
+        if rng.random() < known and (options := known_solutions(tuple(sorted(puzzle.numbers)), puzzle.target)):
             calculations = options[rng.integers(len(options))]
         else:
             calculations = random_attempt(rng, puzzle.numbers)
@@ -41,11 +40,12 @@ def demonstrate(puzzle: Any, rng: np.random.Generator, known: float) -> str:
 
 
 def random_attempt(rng: np.random.Generator, numbers: tuple[int, ...]) -> list[Calculation]:
-    """Combine two numbers at random until one is left, with whole results up to LARGEST."""
+    """Combine two numbers at random until one is left, with whole results up to LARGEST where there are any."""
     values, calculations = list(numbers), []
     while len(values) > 1:
         i, j = rng.choice(len(values), 2, replace=False)
-        options = [s for s in combine(values[i], values[j], whole=True) if 0 < s.result <= LARGEST]
+        every = [*combine(values[i], values[j], whole=True)]
+        options = [s for s in every if 0 < s.result <= LARGEST] or every
         calculations.append(options[rng.integers(len(options))])
         values = [v for k, v in enumerate(values) if k not in (i, j)] + [calculations[-1].result]
     return calculations

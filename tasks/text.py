@@ -47,12 +47,12 @@ def roles(text: str, spans: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarr
     >>> roles("8!</think>", [(0, 1), (1, 4), (4, 10), (10, 10)])  # tokens 8, !</, think>, end
     (array([1, 0, 2, 2], dtype=int8), array([False, False, False, False]))
     """
-    characters = [REASONING if c in "0123456789+-*/=()" else FILLER for c in text]
-    found = np.array(characters + [STRUCTURE], np.int8)  # one more: the end token lies behind the last character
+    found = np.array([REASONING if c in "0123456789+-*/=()" else FILLER for c in f"{text} "], np.int8)
     for tag in re.finditer("|".join(TAGS), text):
         found[tag.start() : tag.end()] = STRUCTURE
     deciding, answer_start = anchors(text, spans), text.rfind(ANSWER)  # (L,) each token's first visible one
-    return found[deciding], (deciding >= answer_start) & (answer_start >= 0)
+    ends = [start == stop for start, stop in spans]  # L, end tokens: without text, the last behind all
+    return np.where(ends, np.int8(STRUCTURE), found[deciding]), (deciding >= answer_start) & (answer_start >= 0)
 
 
 def digit_roles(text: str, spans: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:

@@ -424,6 +424,8 @@ def test_the_baseline_is_none_with_the_same_settings(run, call):
     assert found(run, rloo, *others) == [  # the best of the others first
         ("none lr=0.1", ""), ("none advantage=rloo lr=0.1", "0.150"), ("m lr=0.2", ""), ("k lr=0.1", "-0.050")]
     assert found(rloo, others[1]) == [("none advantage=rloo", ""), ("k", "-0.200")]
+    gdpo = make_run(run.parent / "gdpo", 0.8, mitigation="none", advantage="gdpo")  # as long a name
+    assert found(gdpo, rloo)[0] == ("none advantage=rloo", "")
 
 
 def group(label, ends):

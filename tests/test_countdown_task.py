@@ -159,6 +159,7 @@ def test_an_expression_has_no_powers_code_foreign_digits_and_endless_input():
     ([" 5", " -", "3", "!</", "think", ">\n", "<", "answer", ">(", "5", ")</", "answer", "><", "answer", ">", "9", ""],
      "RRRFSSSSSRRSSSSRS", 13),
     (["!</", "think>", "\n<", "answer>", "  7", " +", ")</", "answer>", ""], "FSSSRRRSS", 2), (["<answer>"], "S", 0),
+    ([" 2", "", "a", ""], "RSFS", None),  # an end token between two turns
     (list("a1 +-*/=().,x"), "FRFRRRRRRRFFF", None), (list("<answer"), "FFFFFFF", None), ([""], "S", None),
     (list("</ think>"), "FRFFFFFFF", None), (list("<Answer>"), "FFFFFFFF", None), (["<", "<answer>", ">"], "FSF", 1),
     (["<answer>", "8", "<answer>"], "SRS", 2), (list("\u0663\u00b2\u00d7"), "FFF", None), ([" ", "\n\n"], "FF", None)])

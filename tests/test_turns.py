@@ -352,8 +352,9 @@ def test_the_credit_log_has_turns_and_replies(fifty):
     assert sorted(set(log) - set(single)) == ["reply_position", "reply_response", "reply_token", "turn"]
 
 
-def test_replies_stand_in_their_place_without_a_measure(run_program, tmp_path):
-    """Guards against a reply of another step or response, and one that is coloured like a token without credit."""
+def test_replies_stand_in_their_place_without_a_measure(run_program, tmp_path, monkeypatch):
+    """Guards against a reply of another step or response, one that is coloured like a token without credit, and a
+    response whose number does not fit into the 16 bits of a step's log."""
     words = f"--task guess --questions 3 --answers 4 --eval_problems 8 --pass_at 0 --steps 2 --out {tmp_path / 'r'}"
     run_program(train, *words.split())
     shown = analyze.add_replies(analyze.read_log(tmp_path / "r"))
@@ -368,3 +369,7 @@ def test_replies_stand_in_their_place_without_a_measure(run_program, tmp_path):
         rows = shown["response_id"] == response
         assert shown["token"][rows].tolist() == [pair[2] for pair in expected]
         assert [None if np.isnan(h) else h for h in shown["entropy"][rows]] == [pair[3] for pair in expected]
+    step = {"response": np.array([2**16 - 1], np.uint16), "reply_response": np.array([5], np.uint16)}
+    monkeypatch.setattr(analyze, "with_measures", lambda log: log)
+    monkeypatch.setattr(analyze, "read_credit", lambda *_: [dict(step), dict(step)])
+    assert analyze.read_log(tmp_path / "r")["reply_response"].tolist() == [5, 2**16 + 5]

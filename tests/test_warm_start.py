@@ -31,6 +31,8 @@ def test_demonstrations_calculate_rightly_and_end_with_the_answer_they_claim():
         assert rest.startswith("</think>")
         assert grade(text, puzzle) == {"format": 1, "answer": claims[-1]}
     assert 40 < sum(claims) < 360 and max(attempts) == ATTEMPTS
+    for numbers, target, known in (((3, 3, 8, 8), 24, 1.0), ((0, 0, 5), 5, 0.0), ((250, 100, 3), 247, 0.0)):
+        assert grade(demonstrate(Puzzle(numbers, target), rng, known), Puzzle(numbers, target))["format"] == 1
 
 
 def test_batches_hold_only_training_puzzles_and_mark_the_response(tokenizer, policy):
