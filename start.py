@@ -60,7 +60,7 @@ def start(arguments: list[str], usage: str) -> tuple:
     s = replace(s, arithmetic=str(policy.model.dtype).removeprefix("torch."))  # as it was found, for --resume
     mitigation = partial(method, **hyper_parameters)
     optimizer = Optimizer(policy.model, s.lr, (s.beta1, s.beta2), s.weight_decay, s.optimizer_device or None)
-    columns, own = try_step(policy, optimizer, training, s, mitigation)
+    columns, own = try_step(policy, optimizer, puzzles_of_run(training, s) + heldout, s, mitigation)
     # What a run must find unchanged when it is resumed, besides its settings.
     fixed = {f"the task {s.task}": inspect.getsource(policy.task),
              "the list of puzzles": "\n".join(puzzle.id for puzzle in training + heldout),
@@ -84,7 +84,7 @@ def try_step(policy: Policy, optimizer: Optimizer, puzzles: list, s: Settings,
 
     It leaves no trace: no weight moves, copies of the heads learn, and random numbers are drawn as if nothing had been.
     """
-    s = replace(s, answers=3, max_new_tokens=min(8, s.max_new_tokens), updates_per_batch=1)
+    s = replace(s, questions=2, answers=3, max_new_tokens=min(8, s.max_new_tokens), updates_per_batch=1)
     policy = policy._replace(heads=copy.deepcopy(policy.heads))
     # An optimizer whose step clips the gradient, which says its norm, and moves nothing.
     still = SimpleNamespace(zero_grad=optimizer.zero_grad, step=optimizer.clip)

@@ -76,7 +76,7 @@ def linear(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
     if w.dtype == x.dtype:
         return F.linear(x, w, bias)
     y = Converted.apply(x.flatten(0, -2), w).view(*x.shape[:-1], len(w))
-    return y if bias is None else y + bias
+    return y if bias is None else y + bias.to(y.dtype)
 
 
 class Converted(torch.autograd.Function):

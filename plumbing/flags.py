@@ -44,7 +44,9 @@ def parse(arguments: list[str], defaults: Settings, methods: dict, choices: dict
     elif (file := given.config) is not None:
         config = read_json(file / "config.json" if file.is_dir() else file)  # a run folder, or a file
         check_fields(config, {"settings": dict, "method": dict}, file)
-        for name in ("out", "arithmetic"):  # a folder that may exist, and what another processor was good at
+        # Not a folder that may exist, nor what another processor was good at, nor the model that comes with the task.
+        bundled = str(config["settings"].get("model")).endswith(f"models/{config['settings'].get('task')}-tiny")
+        for name in ("out", "arithmetic", *["model"] * bundled):
             config["settings"].pop(name, None)
         words = words_of(file, config, words, defaults) + words
     found = parse_with(parser, words, defaults, methods, choices)

@@ -11,9 +11,9 @@ from settings import Settings
 
 
 def learning_rate(s: Settings, step: int) -> float:
-    """AdamW's learning rate in a step, from 1 on. In step k of the first n, --warmup_steps, it is lr * k / n. Then it
-    stays lr or, with --linear_decay, it falls by the same amount every step: the last one has lr / (steps + 1 - n), and
-    one more would have 0."""
+    """AdamW's learning rate in a step, from 1 on. In step k of the first n, --warmup_steps or 1, it is lr * k / n. Then
+    it stays lr or, with --linear_decay, it falls by the same amount every step: the last one has lr / (steps + 1 - n),
+    and one more would have 0."""
     n = max(1, s.warmup_steps)
     falling = (s.steps + 1 - step) / (s.steps + 1 - n) if s.linear_decay else 1.0
     return s.lr * min(1.0, step / n, falling)

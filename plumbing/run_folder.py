@@ -84,6 +84,8 @@ class Writer(NamedTuple):
                                  "wrote") from None
         gather([None])  # all have read the folder before the first one changes it
         first_alone(lambda: reopen_run(run, state, self.settings.steps, columns))
+        if leads() and state["step"] == self.settings.steps:
+            self.write_weights(run / "checkpoint")  # which may be of a later step, lost with a kill
         return state["step"], {name: float(x[-1]) for name, x in metrics.items() if not np.isnan(x[-1])}
 
     def start(self, row: dict) -> None:

@@ -100,7 +100,7 @@ def characters(data: bytes) -> tuple[str, Sequence[int]]:
     decoder, text, owner = codecs.getincrementaldecoder("utf-8")("replace"), "", []
     for byte in data:
         text += decoder.decode(bytes([byte]))
-        owner.append(len(text) - (decoder.getstate()[0] == b""))  # its character is the last one, or is yet to come
+        owner.append(len(text + decoder.getstate()[0].decode(errors="replace")) - 1)  # as if no more came
     return text + decoder.decode(b"", final=True), owner
 
 

@@ -101,6 +101,9 @@ def test_the_settings_of_a_run_are_those_of_its_continuation_and_defaults_of_ano
     assert parse("--a1", 3, "--config", run, "--steps=9")[:2] == (replace(GTPO, steps=9), A1_A2 | {"a1": 3.0})
     assert parse("--config", run, "--mitigation", "gtpo").hyper_parameters == A1_A2
     assert parse("--config", run, "--mitigation", "dpo")[:2] == (replace(GTPO, mitigation="dpo"), {"beta": 0.1})
+    for model, kept in (("/clone/models/countdown-tiny", ""), ("/clone/models/countdown-small",) * 2):
+        assert parse("--config", configure(run, model=model), "--task", "guess").settings.model == kept
+    configure(run)
     (run / "metrics.csv").touch()
     with pytest.raises(ValueError, match="is a run folder: name the model in it, .*checkpoint"):
         check_folder(run)
@@ -276,7 +279,9 @@ def counted(new):
 
 def resume(run, s, learner=None, columns=("x",), logged=("mine",), **hyper_parameters):
     """Load a run to resume; how many steps are done."""
-    writer = Writer(run, s, {"k": 2} | hyper_parameters, {"counter": learner or counter()}, None, logged=logged)
+    learner = learner or counter()
+    write_weights = lambda folder: (folder / "weights").write_text(str(learner.steps.item()))
+    writer = Writer(run, s, {"k": 2} | hyper_parameters, {"counter": learner}, write_weights, logged=logged)
     done, row = writer.open(SOURCE, columns, resume=True)
     assert row.get("step", 0) == done
     return done
@@ -322,6 +327,8 @@ def test_a_run_is_resumed_from_its_last_state_and_cut_back_to_it(counted):
     for half in ("state.pt.part", "credit/step-000005.npz.part", "checkpoint/model.safetensors.part"):
         (run / half).mkdir()  # killed between the renaming and the removal of the folder, or before
     (run / "credit" / "step-000005.npz.part" / "step-000005.npz").touch()
+    (run / "checkpoint" / "weights").write_text("5")
+    assert resume(run, replace(s, steps=4)) == 4 and (run / "checkpoint" / "weights").read_text() == "4"
     assert resume(run, replace(s, steps=9), learner) == learner.steps == 4
     assert len((run / "metrics.csv").read_text()) == length
     assert (run / "samples.txt").read_text() == "of steps 1 to 4"

@@ -8,7 +8,7 @@ from lora import adapters
 from plumbing import compute, launch
 from plumbing.compute import Converted
 from plumbing.files import read_json
-from qwen2_model import load_model
+from qwen2_model import Cache, load_model
 from settings import Settings
 from start import load_policy, parse_flags
 from tests.random_checkpoints import FAMILIES, assert_close, both, random_tokens
@@ -33,6 +33,9 @@ def test_logits_and_gradients_are_nearer_to_float64_than_those_of_bfloat16(famil
 
     (logits, exact), (_, rounded), (got, nearer) = (
         measured(*dtypes) for dtypes in ((torch.float64,), (torch.bfloat16,), (torch.bfloat16, torch.float32)))
+    model = load_model(tmp_path)
+    model.arithmetic = torch.bfloat16
+    assert model.hidden(random_tokens(3, 12), Cache(model, 3)).dtype == torch.bfloat16  # a bias leaves it so, too
     assert_close(got, logits, 1e-4)
     for name, gradient in exact.items():
         assert (nearer[name] - gradient).norm() < (rounded[name] - gradient).norm(), name

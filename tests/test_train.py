@@ -36,7 +36,7 @@ from plumbing.task_file import load_puzzles
 from plumbing.tokenizer import Tokenizer
 from queries import Queries
 from qwen2_model import load_model
-from rollout import draw_puzzles, rollout
+from rollout import by_group, draw_puzzles, rollout
 from tests import storm
 from tests.fixtures import BUNDLED, make_batch
 from settings import Settings
@@ -346,6 +346,8 @@ ANOTHER = "gives a response another number when others stand elsewhere"
       for base in (lambda r: r.mean(0), lambda r: r[:, :1])),
     (ADVANTAGES, "grpo", lambda r, s: r - r.mean(1, keepdim=True), None),
     (ADVANTAGES, "grpo", lambda r, s: torch.randn_like(r), None),
+    (ADVANTAGES, "grpo", lambda r, batch: (r - r.mean(1, keepdim=True)) / by_group(batch, batch.mask).sum(2), None),
+    (LOSS_NORMS, "token", lambda mask, s: mask / mask.view(s.questions, s.answers, -1).sum(), None),
     (LOSS_NORMS, "token", lambda mask, s: mask / mask.sum(0).clamp(min=1) / torch.arange(1, len(mask) + 1)[:, None],
      f"--loss_norm token {ANOTHER}"),
     (LOSSES, "ppo", lambda lp, old, c, mask, s: (lp * (c - c.mean(0)), ~mask), f"--loss ppo {ANOTHER}"),
