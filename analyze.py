@@ -312,8 +312,7 @@ def draw_methods(groups: list[Group], file: Path) -> None:
     rows = [row for group in groups for row in group.rows.values()]
     curves = {"heldout_success": "Held-out success", "length": "Tokens a response", "grad_norm": "Gradient norm"}
     curves = curves if any(row["curve"] for row in rows) else {"reward": "Reward", "length": "Tokens a response"}
-    further = dict.fromkeys(
-        name for row in rows for name in further_columns(row["metrics"]) if name not in curves)
+    further = dict.fromkeys(name for row in rows for name in further_columns(row["metrics"]) if name not in curves)
     wide = 3 if further else len(curves) + 1  # axes in a line
     curves |= {name: textwrap.fill(name, 20, max_lines=2, placeholder=" …") for name in further}
     lines = -(-(len(curves) + 1) // wide)

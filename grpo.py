@@ -236,8 +236,7 @@ def my_responses(batch: TokenBatch, credit: Tensor, s: Settings) -> Tensor:
     return (used & torch.isin(batch.group, groups)).nonzero()[:, 0]
 
 
-def read_with_gradient(model: Qwen2, batch: TokenBatch, rows: Tensor,
-                       at_once: int) -> Iterator[tuple[Tensor, Tensor]]:
+def read_with_gradient(model: Qwen2, batch: TokenBatch, rows: Tensor, at_once: int) -> Iterator[tuple[Tensor, Tensor]]:
     """The responses rows (m,), b of like length at a time: their rows in the batch (b,), and log pi of their tokens
     (b, T), with gradient. Call backward on each before you ask for the next: that frees its memory.
 

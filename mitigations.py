@@ -7,8 +7,7 @@ original work (github.com/Ja-Crispy/GRPO-Zero) called such a function a mitigati
 To try an idea, write one decorated function at the end of this file. Under @token_credit it returns the credit itself;
 under @reweighting it returns weights, by which the response's advantage is multiplied. Both are (B, T). Its keyword
 arguments become flags, and the first line of its docstring their help. What it puts into batch.log, by name, is logged
-beside the credit. plumbing/registry.py checks what it returns and logs, and sets it to 0 on padding. A critic is a
-head: methods/heads.py.
+beside the credit. plumbing/registry.py checks both, with 0 on padding. A critic is a head: methods/heads.py.
 
 How this differs from the original work and from most published code:
 1. Weights carry no gradient and are computed on the whole step instead of a micro-batch. By default (--normalize) they

@@ -44,10 +44,10 @@ def parse(arguments: list[str], defaults: Settings, methods: dict, choices: dict
     elif (file := given.config) is not None:
         config = read_json(file / "config.json" if file.is_dir() else file)  # a run folder, or a file
         check_fields(config, {"settings": dict, "method": dict}, file)
-        # Not a folder that may exist, nor what another processor was good at, nor the model that comes with the task.
-        bundled = str(config["settings"].get("model")).endswith(f"models/{config['settings'].get('task')}-tiny")
-        for name in ("out", "arithmetic", *["model"] * bundled):
-            config["settings"].pop(name, None)
+        settings = config["settings"]
+        bundled = str(settings.get("model")).endswith(f"models/{settings.get('task')}-tiny")  # that of another task?
+        for name in ("out", "arithmetic", *["model"] * bundled):  # a folder that may exist; another processor's
+            settings.pop(name, None)
         words = words_of(file, config, words, defaults) + words
     found = parse_with(parser, words, defaults, methods, choices)
     return found._replace(resume=given.resume, on_step=given.on_step)
