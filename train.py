@@ -102,7 +102,7 @@ def measure_pass(policy: Policy, heldout: list, s: Settings) -> dict[str, float]
 
 def measure_end(row: dict, policy: Policy, heldout: list, s: Settings) -> dict[str, float]:
     """What final.json has: held-out success of the last row of metrics.csv, and pass@k."""
-    # Held-out success is lacking where a run is resumed with --steps as many as were done; its error, of a single puzzle.
+    # Held-out success is lacking in a run that is resumed with no step left to do; its error, of a single puzzle.
     last = {"heldout_stderr": np.nan} | (row if "heldout_success" in row else measure_heldout(policy, heldout, s))
     return {"step": s.steps, "heldout_success": last["heldout_success"], "heldout_stderr": last["heldout_stderr"],
             "heldout_problems": len(heldout)} | measure_pass(policy, heldout[:128], s)  # more would take long
