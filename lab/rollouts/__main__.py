@@ -120,7 +120,7 @@ def read_rollouts(files: list[Path], tokenizer: Tokenizer, limit: int) -> list[R
             try:
                 rollout = parse_row(parse(), tokenizer, limit)
                 if rollout.step < latest:
-                    raise ValueError(f"step {rollout.step} comes after step {latest}: two runs in one file? Keep one")
+                    raise ValueError(f"step {rollout.step} comes after {latest}: two runs in one file? Or one resumed?")
             except ValueError as error:
                 raise ValueError(f"{file}, {place}: {error}") from None
             found.append(rollout)
@@ -132,8 +132,8 @@ def read_rollouts(files: list[Path], tokenizer: Tokenizer, limit: int) -> list[R
 
 
 def in_groups(rollouts: list[Rollout], compared: bool) -> tuple[list[Rollout], int]:
-    """The rollouts of the groups of the most frequent size G, side by side in ascending steps; and G. A group is of one
-    step, name and prompt. compared: whether rewards are, for which one response is not enough."""
+    """Those in groups of the size G that most are in, side by side in ascending steps; and G. A group has one step,
+    name and prompt. compared: whether rewards are, for which one response is not enough."""
     groups = {}
     for r in rollouts:
         groups.setdefault((r.step, r.group, tuple(r.prompt)), []).append(r)
@@ -306,7 +306,7 @@ def convert(files: list[Path], options: Options, hyper_parameters: dict) -> None
             f"{len(rollouts):,} responses, {G} to a prompt, in {s.steps} steps; advantage: "
             f"{'ours, ' * (s.advantage != 'theirs')}{s.advantage}; a reward above {middle:g} counts as success",
             *[f"each step was read by the newest checkpoint before it: {taken}"] * (folder != Path(options.model)),
-            *[f"{others:,} rollouts were left out: their groups are not of {G}, the most frequent size"] * (others > 0),
+            *[f"{others:,} rollouts were left out: their groups are not of {G}, as most are"] * (others > 0),
             *[f"{early:,} rollouts were left out: there is no checkpoint before their step; {SAVE}"] * (early > 0),
             verdict(*known)]
     text = "\n".join(said) + "\n"

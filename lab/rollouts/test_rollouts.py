@@ -245,7 +245,7 @@ def test_log_p_tells_who_wrote(sharper, tokens, said):
     ({"advantage": 1e39}, "its advantage must be a finite number"), ("\n", "holds no rollout"),
     ('{"prompt": "a"', "line 1: "), ("[1, 2]", "row 1: it is no object"), ("--out {0}", "exists: remove it, or choose"),
     ("{0}/gone", "there is no file"), ("{0}/good {0}/good", "twice"), ("{0}/mixed", "some rows have an advantage"),
-    ("{0}/two", "line 25: step 1 comes after step 2: two runs in one file?"), ("--temperature 0", "--temperature"),
+    ("{0}/two", "line 25: step 1 comes after 2: two runs in one file?"), ("--temperature 0", "--temperature"),
     ("--model=", "name the folder of the model"), ("--advantage zzz", "theirs"), ("--micro_batch 0", "--micro_batch"),
     ("--mitigation ppo", "needs critic"), ("--device foo", "--device foo"), ("--mitigation vineppo", "have no grader")],
     ids=lambda x: str(x)[:40])

@@ -58,7 +58,7 @@ FLAGS = (  # name, default, meaning
     ("rollouts", 100, "per token, times 1 - p"),
     ("max_new_tokens", 140, "a longer response is cut off"),
     ("seed", 0, "of responses and rollouts"),
-    ("critic_batches", 100, "of 96 responses, for `ppo`; 0: no method is scored that needs a head"),
+    ("critic_batches", 100, "of 96 responses to the task's own puzzles, for `ppo`; 0: no method that needs a head"),
     ("device", "cpu", "any torch device"),
     ("dtype", "float32", "of the model"),
     ("out", "runs/truth", "folder"))
@@ -199,6 +199,7 @@ def add_credit(truth: dict, batch: TokenBatch, wanted: list[str]) -> None:
     """Columns methods (M,) and credits (M, N): the credit, at its defaults, of each wanted method that can be asked."""
     allowed = fitted_methods(batch.task, batch.ask.policy.heads)
     methods = {name: method for name, method in allowed.items() if name in wanted}
+    require(methods, "none of --methods can be asked: they need a head, or a function of another task")
     credits = [check_pure(name, batch, partial(method, batch))[batch.mask].cpu().numpy().astype(np.float32)
                for name, method in follow("credit of every method", methods.items())]
     truth |= {"methods": np.array(list(methods)), "credits": np.stack(credits)}

@@ -17,8 +17,9 @@ from plumbing.report import t_estimate
 
 ROOM = Room(
     Path(__file__).parent,
-    "--task math --model weights/qwen --dtype bfloat16 --lora_rank 8 --lr 1.5e-4 --steps 20 --questions 4 --answers 8 "
-    "--max_new_tokens 128 --micro_batch 8 --eval_every 0 --eval_problems 256 --pass_at 0", range(10, 16),
+    "--task math --model weights/qwen --dtype bfloat16 --arithmetic float32 --lora_rank 8 --lr 1.5e-4 --steps 20 "
+    "--questions 4 --answers 8 --max_new_tokens 128 --micro_batch 8 --eval_every 0 --eval_problems 256 --pass_at 0",
+    range(10, 16),
     {"GRPO": "none", "inverse": "inverse_undetached --epsilon 0.1 --normalize none",
      "discounted": "outcome_conditional --think_discount 0.5"},
     least=6, program="-m lab.original.undetached")
@@ -53,8 +54,8 @@ def before_breaks(room: Room) -> dict[str, np.ndarray]:
             log = steps[e.folder.name]  # (steps, columns)
             last = int(np.flatnonzero(log[:, 0] >= float(row["start"])).max(initial=-1)) + 1  # the last step not below
             window = slice(max(0, last - BEFORE), last)
-            found[f"{e.arm}, seed {e.seed}, up to step {last}"] = log[window].mean(0)
-            found[f"GRPO, up to step {last}"] = calm[:, window].mean((0, 1))
+            found[f"{e.arm}, seed {e.seed}, up to step {last}"] = np.nanmean(log[window], 0)
+            found[f"GRPO, up to step {last}"] = np.nanmean(calm[:, window], (0, 1))
     return found
 
 

@@ -18,7 +18,7 @@ from plumbing.comparison import Group
 from plumbing.files import require
 from plumbing.progress import follow
 from plumbing.report import t_estimate
-from plumbing.runs import read_config
+from plumbing.runs import read_config, read_metrics
 from rollout import EVALUATION, draw_uniforms, generate_and_grade, prompted
 from settings import Settings
 from start import load_policy
@@ -57,31 +57,42 @@ def success(e: Experiment) -> float:
 
 def write(trained: Room) -> None:
     """draws.csv and tables.md."""
-    file = trained.folder / "draws.csv"
+    groups, file = read_groups(trained), trained.folder / "draws.csv"
     rows = {row["run"]: row for row in csv.DictReader(file.read_text().splitlines())} if file.is_file() else {}
-    for e in follow("final models", [e for e in trained.runs() if e.folder.name not in rows]):
+    shared = [e for e in trained.runs() if e.seed in groups[e.arm].rows]
+    for e in follow("final models", [e for e in shared if e.folder.name not in rows]):
         rows[e.folder.name] = {"run": e.folder.name, "success": f"{success(e):.6f}"}
         write_rows([*rows.values()], file)
-    groups = read_groups(trained)
-    for e in trained.runs():
-        groups[e.arm].rows[e.seed]["final"] = float(rows[e.folder.name]["success"])
+    sampled = {name: [] for name in groups}  # tokens sampled so far, at the measured steps of each run
+    for e in shared:
+        row = groups[e.arm].rows[e.seed]
+        row["final"] = float(rows[e.folder.name]["success"])
+        counts = np.nancumsum(read_metrics(e.folder)["tokens_sampled"])
+        sampled[e.arm].append(counts[[int(step) for step in row["curve"]]])
+    alone = lambda group: np.mean(sampled[group.label], 0)
     oracle, many, few = groups[PRIMARY[0]], groups[PRIMARY[1]], groups["RLOO"]
     figures = {figure: {name: t_estimate(group.values(figure)) for name, group in groups.items()}
                for figure in ("area", "end", "final")}
     note = ("Success in percent, ± half of a 95% interval over seeds: averaged over training (area), at the end, and "
-            "the final model's. Cost: weighted tokens, RLOO's = 1.")
+            "the final model's. Cost: weighted tokens, RLOO's = 1; sampled: sampled tokens alone.")
     levels = make_table("The arms at their rates", note, {
         "flags": {name: trained.arms[name] for name in groups}, **figures,
-        "cost": {name: f"{spent(group)[-1] / spent(few)[-1]:.2f}" for name, group in groups.items()}})
+        "cost": {name: f"{spent(group)[-1] / spent(few)[-1]:.2f}" for name, group in groups.items()},
+        "sampled": {name: f"{alone(group)[-1] / alone(few)[-1]:.2f}" for name, group in groups.items()}})
     planned = {figure: difference(oracle, many, figure) for figure in ("area", "final")}
     primary = make_table("Primary", "Measured credit minus 45 responses, in points, Welch's interval; * is significant "
                          "at 5% after Holm's correction over the two. Final: the mean of ten draws on 1,024 other "
                          "puzzles.", {"oracle - 45 responses": planned}, ("oracle - 45 responses",), "figure")
-    others = {name: {figure: difference(group, few, figure) for figure in ("area", "end", "final")} | {
-        "area, equal cost": apart(group, few, spent)} for name, group in ((PRIMARY[0], oracle), (PRIMARY[1], many))}
-    others["oracle - 45"] = {"end": difference(oracle, many, "end"), "area, equal cost": apart(oracle, many, spent)}
-    secondary = make_table("Secondary", "Minus RLOO with 8 responses, or as the column says; uncorrected.", others,
-                           of="figure")
+    others = {f"{name} - {other}": {figure: difference(a, b, figure) for figure in ("area", "end", "final")} | {
+        "area, equal cost": apart(a, b, spent), "area, equally many sampled": apart(a, b, alone)}
+              for name, a, other, b in (("oracle", oracle, "RLOO", few), ("45 responses", many, "RLOO", few),
+                                        ("oracle", oracle, "45 responses", many))}
+    known = read_groups(RATES)
+    for name, contrast in zip(others, ((PRIMARY[0], "RLOO"), (PRIMARY[1], "RLOO"), PRIMARY)):
+        a, b = (known[f"{arm}, 2.8e-4"] for arm in contrast)
+        others[name] |= {"area, stage one's runs at 2.8e-4": difference(a, b),
+                         "area, equal cost, these": apart(a, b, spent)}
+    secondary = make_table("Secondary", "Uncorrected, in points, Welch's interval.", others, of="figure")
     (trained.folder / "tables.md").write_text("\n".join(map(str, (primary, levels, secondary))), encoding="utf-8")
 
 
