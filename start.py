@@ -60,7 +60,7 @@ def start(arguments: list[str], usage: str) -> tuple:
     s = replace(s, arithmetic=str(policy.model.dtype).removeprefix("torch."))  # as it was found, for --resume
     mitigation = partial(method, **hyper_parameters)
     optimizer = Optimizer(policy.model, s.lr, (s.beta1, s.beta2), s.weight_decay, s.optimizer_device or None)
-    columns, own = try_step(policy, optimizer, puzzles_of_run(training, s) + heldout, s, mitigation)
+    columns, own = try_step(policy, optimizer, draw_puzzles(training, s, 1) if s.steps else heldout, s, mitigation)
     # What a run must find unchanged when it is resumed, besides its settings.
     fixed = {f"the task {s.task}": inspect.getsource(policy.task),
              "the list of puzzles": "\n".join(puzzle.id for puzzle in training + heldout),

@@ -57,8 +57,7 @@ class Room(NamedTuple):
 
     def rows(self) -> dict[str, dict[str, str]]:
         """The rows of runs.csv by run. ValueError where it is damaged, or a run has other flags now."""
-        file = self.folder / "runs.csv"
-        rows = list(csv.DictReader(file.read_text(encoding="utf-8").splitlines())) if file.is_file() else []
+        rows = read_rows(file := self.folder / "runs.csv")
         require(not any(None in (*row, *row.values()) for row in rows),
                 f"{file} has a line that is not a row: was a merge conflict left in it?")
         found = {row["run"]: row for row in rows}
@@ -154,6 +153,11 @@ def make_row(e: Experiment) -> dict:
             **{name: f"{x:.7g}" for name, x in figures.items()},
             "curve": " ".join(f"{step:.0f}:{x:.6f}" for step, x in curve.items()),
             "spent": " ".join(f"{step:.0f}:{cost[int(step)]:.7g}" for step in curve)}
+
+
+def read_rows(file: Path) -> list[dict[str, str]]:
+    """The rows of a .csv, none where there is no file."""
+    return list(csv.DictReader(file.read_text(encoding="utf-8").splitlines())) if file.is_file() else []
 
 
 def write_rows(rows: list[dict], file: Path) -> None:

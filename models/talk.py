@@ -20,7 +20,7 @@ import torch
 from plumbing.launch import check_lengths, with_model
 from plumbing.policy import Policy
 from plumbing.progress import one_sentence
-from plumbing.task_file import load_puzzles
+from plumbing.task_file import load_heldout
 from rollout import draw_uniforms, generate_and_grade, prompted
 from settings import Settings
 from start import load_policy, parse_flags
@@ -69,7 +69,7 @@ def answer(policy: Policy, puzzle: Any, s: Settings, turn: int) -> str:
 
 def puzzles(policy: Policy, s: Settings) -> Iterator[Any]:
     """The puzzles that are typed, until the input ends."""
-    heldout = iter(load_puzzles(policy.task, s.eval_problems, s.data, s.eval_data)[1])
+    heldout = iter(load_heldout(policy.task, s.eval_problems, s.data, s.eval_data))
     while True:
         try:
             line = input("puzzle> ").strip()

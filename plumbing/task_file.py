@@ -48,7 +48,7 @@ def load_puzzles(task: ModuleType, count: int, path: str, eval_path: str = "") -
             folder = ", but a folder: name one of the files in it" if file.is_dir() else ""
             raise FileNotFoundError(f"there is no data file {file}{folder}")
     training = list(task.load("all" if path and eval_path else "train", path=path))
-    heldout = list(task.load("all", path=eval_path) if eval_path else task.load("heldout", count, path))
+    heldout = load_heldout(task, count, path, eval_path)
     require(training and heldout, "the task has no puzzles to train on, or none held out")
     for puzzle in training + heldout:
         require(isinstance(getattr(puzzle, "id", None), str),
@@ -68,6 +68,11 @@ def load_puzzles(task: ModuleType, count: int, path: str, eval_path: str = "") -
     if both:
         print(f"{len(training) - len(apart)} of {len(training)} training puzzles are in {eval_path}: they are left out")
     return apart, heldout
+
+
+def load_heldout(task: ModuleType, count: int, path: str, eval_path: str) -> list:
+    """The held-out puzzles of a task: all of the file `eval_path`, else `count` of its own or of the file `path`."""
+    return list(task.load("all", path=eval_path) if eval_path else task.load("heldout", count, path))
 
 
 def check_pieces(found: str | tuple, function: str) -> tuple[str, ...]:

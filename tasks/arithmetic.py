@@ -119,8 +119,12 @@ def find_calculations(text: str) -> list[CalculationSpan]:
     >>> find_calculations(" 5 - 3 = 2")
     [CalculationSpan(a=(1, 2), operator=(3, 4), b=(5, 6), result=(9, 10))]
     """
-    return [CalculationSpan(*(m.span(i) for i in (1, 2, 3, 4))) for m in CALCULATION.finditer(text)
-            if not LONGER.search(text[: m.start()])]
+    found, start = [], 0
+    for m in CALCULATION.finditer(text):
+        if not LONGER.search(text, start, m.start()):
+            found.append(CalculationSpan(*(m.span(i) for i in (1, 2, 3, 4))))
+        start = m.end() - 1  # the next one is told from a tail from the last digit on, so that no text is read twice
+    return found
 
 
 def read_calculation(text: str, span: CalculationSpan) -> Calculation:

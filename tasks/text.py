@@ -47,19 +47,22 @@ def roles(text: str, spans: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarr
     >>> roles("8!</think>", [(0, 1), (1, 4), (4, 10), (10, 10)])  # tokens 8, !</, think>, end
     (array([1, 0, 2, 2], dtype=int8), array([False, False, False, False]))
     """
-    found = np.array([REASONING if c in "0123456789+-*/=()" else FILLER for c in f"{text} "], np.int8)
+    kinds = np.array([REASONING if c in "0123456789+-*/=()" else FILLER for c in text], np.int8)
     for tag in re.finditer("|".join(TAGS), text):
-        found[tag.start() : tag.end()] = STRUCTURE
+        kinds[tag.start() : tag.end()] = STRUCTURE
     deciding, answer_start = anchors(text, spans), text.rfind(ANSWER)  # (L,) each token's first visible one
-    ends = [start == stop for start, stop in spans]  # L, end tokens: without text, the last behind all
-    return np.where(ends, np.int8(STRUCTURE), found[deciding]), (deciding >= answer_start) & (answer_start >= 0)
+    return of_tokens(kinds, spans, deciding), (deciding >= answer_start) & (answer_start >= 0)
 
 
 def digit_roles(text: str, spans: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
     """The same where all of a text is the answer. reasoning: a digit; structure: the end token; filler: all else."""
     kinds = np.array([REASONING if c in "0123456789" else FILLER for c in text], np.int8)
-    found = [STRUCTURE if start == stop else kinds[i] for (start, stop), i in zip(spans, anchors(text, spans))]
-    return np.array(found, np.int8), np.ones(len(spans), bool)
+    return of_tokens(kinds, spans, anchors(text, spans)), np.ones(len(spans), bool)
+
+
+def of_tokens(kinds: np.ndarray, spans: list[tuple[int, int]], deciding: np.ndarray) -> np.ndarray:
+    """The role (L,) of each token: that of its deciding character; of an end token, which has no text, structure."""
+    return np.array([STRUCTURE if start == stop else kinds[i] for (start, stop), i in zip(spans, deciding)], np.int8)
 
 
 def format_reward(response: str) -> float:

@@ -5,14 +5,13 @@
 
 weights/qwen: by python -m lab.real.weights. A run takes an hour of a core.
 """
-import csv
-from math import comb
 from pathlib import Path
 
 import numpy as np
 
-from lab.arms import Room, difference, main, make_table, read_groups, write_rows
+from lab.arms import Room, difference, main, make_table, read_groups, read_rows, write_rows
 from lab.statistics import holm
+from methods.ktae import fisher_p
 from plumbing.report import t_estimate
 
 ROOM = Room(
@@ -27,18 +26,12 @@ LOGGED = ("success", "format", "length", "truncated", "entropy", "zero_variance_
 BEFORE = 3  # steps before a break that are shown
 
 
-def fisher(a: int, b: int, n: int) -> float:
-    """Fisher's exact two-sided p of a against b broken runs of n each."""
-    ways = [comb(n, i) * comb(n, a + b - i) for i in range(a + b + 1)]  # with i of them in the first arm
-    return sum(x for x in ways if x <= ways[a]) / sum(ways)
-
-
 def read_steps(room: Room) -> dict[str, np.ndarray]:
     """What was logged of each step (steps, columns), by run. steps.csv keeps it; runs that it lacks are added to it."""
     file = room.folder / "steps.csv"
-    rows = list(csv.DictReader(file.read_text().splitlines())) if file.is_file() else []
+    rows = read_rows(file)
     for name in room.rows().keys() - {row["run"] for row in rows}:
-        log = csv.DictReader(Path("runs", room.folder.name, name, "metrics.csv").read_text().splitlines())
+        log = read_rows(Path("runs", room.folder.name, name, "metrics.csv"))
         rows += [{"run": name} | {key: row[key] for key in ("step", *LOGGED)} for row in log if row["success"]]
     write_rows(sorted(rows, key=lambda row: (row["run"], int(row["step"]))), file)
     return {name: np.array([[float(row[key] or "nan") for key in LOGGED] for row in rows if row["run"] == name])
@@ -64,7 +57,7 @@ def write(room: Room) -> None:
     groups, shown = read_groups(room), before_breaks(room)
     broken = {arm: int((group.values("end") < group.values("start")).sum()) for arm, group in groups.items()}
     first, n = groups["GRPO"], len(groups["GRPO"].rows)
-    p = {arm: fisher(broken["GRPO"], count, n) for arm, count in broken.items() if arm != "GRPO"}
+    p = {arm: fisher_p(n, n)[broken["GRPO"], count].item() for arm, count in broken.items() if arm != "GRPO"}
     verdict = make_table(
         "Do they break?", f"{n} runs each. Broken: ended below the start; p: Fisher's exact test against GRPO, * after "
         "Holm's correction over the two. Ends in percent, differences in points, Welch's interval.", {

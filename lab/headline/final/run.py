@@ -5,13 +5,12 @@
 
 Rates follow from the rows of stage one, by the design's rule.
 """
-import csv
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from lab.arms import Experiment, Room, apart, difference, main, make_table, read_groups, spent, write_rows
+from lab.arms import Experiment, Room, apart, difference, main, make_table, read_groups, read_rows, spent, write_rows
 from lab.headline.rates.run import ARMS
 from lab.headline.rates.run import ROOM as RATES
 from plumbing.comparison import Group
@@ -58,7 +57,7 @@ def success(e: Experiment) -> float:
 def write(trained: Room) -> None:
     """draws.csv and tables.md."""
     groups, file = read_groups(trained), trained.folder / "draws.csv"
-    rows = {row["run"]: row for row in csv.DictReader(file.read_text().splitlines())} if file.is_file() else {}
+    rows = {row["run"]: row for row in read_rows(file)}
     shared = [e for e in trained.runs() if e.seed in groups[e.arm].rows]
     for e in follow("final models", [e for e in shared if e.folder.name not in rows]):
         rows[e.folder.name] = {"run": e.folder.name, "success": f"{success(e):.6f}"}
