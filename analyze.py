@@ -14,7 +14,7 @@ import json
 import re
 import textwrap
 from pathlib import Path
-from typing import Callable, Iterator
+from typing import Iterator
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -360,12 +360,11 @@ def compare_runs(folders: list[Path], logs: Iterator[dict]) -> None:
 
 
 @one_sentence()
-def main(words: list[str] | None = None, read: Callable[[Path], dict] = read_log) -> None:
-    """Analyze a single run, compare several; report what can't be read in one sentence. words: those of the command
-    line. read: what makes the log of a run."""
+def main() -> None:
+    """Analyze a single run, compare several; report what can't be read in one sentence."""
     parser = new_parser(description=__doc__)
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run folder")
-    given = parser.parse_args(words)
+    given = parser.parse_args()
     runs = [path for path in given.runs if (path / "metrics.csv").exists() or (path / "config.json").exists()]
     trained = [run for run in dict.fromkeys(runs or given.runs) if len(read_metrics(run)["step"]) > 1]  # each once
     for path in given.runs:
@@ -373,7 +372,7 @@ def main(words: list[str] | None = None, read: Callable[[Path], dict] = read_log
             print(f"left out: {path} has no step of training")
     if not trained:
         fail("there is no run with a step of training to analyze; make one with: python train.py")
-    logs = map(read, trained)  # one at a time: they are large
+    logs = map(read_log, trained)  # one at a time: they are large
     analyze_run(trained[0], next(logs)) if len(trained) == 1 else compare_runs(trained, logs)
 
 

@@ -116,7 +116,7 @@ def inverse_logprob(batch: TokenBatch, epsilon: float = 0.1) -> Tensor:
     """credit = A / (|log p| + epsilon): favour tokens the model was sure of (the original work).
 
     It was meant to make |credit * log p| equal on all tokens. That holds where |log p| is well above epsilon. (The
-    original did not rescale its weight, see --normalize none, nor detach it: lab/original/undetached.py.)
+    original did not rescale its weight, see --normalize none, nor detach it: lab/original/methods.md.)
     """
     require(epsilon > 0, "--epsilon must be above 0")
     return 1 / (batch.logprob.abs() + epsilon)

@@ -7,7 +7,6 @@ import pytest
 import analyze
 from lab import heads, pages, redo
 from lab.gradients import measure as gradients
-from lab.original import roles
 from lab.speed import benchmark
 from lab.truth import measure as ground_truth
 from lab.turns import values
@@ -18,7 +17,6 @@ from tests.test_pages import ROOT
 REFUSED = {
     analyze: [("", "required: RUN"), ("--steps 3", "--steps"), ("nowhere", "nowhere is not a run folder")],
     redo: [("nowhere", "nowhere")],
-    roles: [("--types mine here", "--types"), ("here", "--types"), ("--types original", "RUN")],
     gradients: [("--model no/such/model", "no/such/model")],
     ground_truth: [("--model no/such/model", "no/such/model"), ("--data no/such.jsonl", "no/such.jsonl"),
                    ("--questions 1", "--questions must be"), ("--rollouts 0", "--rollouts must be"),
@@ -37,8 +35,8 @@ def test_a_wrong_command_is_refused_in_one_sentence(program, words, said, refusa
     assert said in refusal(program, *words.split())
 
 
-TESTED = {"gradients.measure", "original.roles", "original.undetached", "pages", "real.weights", "redo", "rollouts",
-          "rollouts.trl", "speed.benchmark", "truth.measure", "truth.score", "turns.values"}  # here, or where they are
+TESTED = {"gradients.measure", "pages", "real.weights", "redo", "rollouts", "rollouts.trl", "speed.benchmark",
+          "truth.measure", "truth.score", "turns.values"}  # here, or where they are
 
 
 def test_the_pages_are_as_written(run_program, monkeypatch):

@@ -143,7 +143,7 @@ def sampled():
                    for q, tokens, mask, reward in zip(batch.group, batch.tokens, batch.mask, batch.reward.tolist())]
 
 
-def test_ids_give_what_the_sampler_recorded(sampled, tmp_path, capsys):
+def test_ids_give_what_the_sampler_recorded(sampled, tmp_path, run_program, capsys):
     """Guards against a credit of rows in another order, and another advantage than the one asked for."""
     batch, rows = sampled
     shuffled = [rows[i] for i in (0, 5, 4, 1, 9, 8, 2, 3, 6, 7, 11, 10)]
@@ -155,7 +155,7 @@ def test_ids_give_what_the_sampler_recorded(sampled, tmp_path, capsys):
     for name in ("tokens", "logprob", "entropy", "logit_grad", "role"):
         np.testing.assert_allclose(log[name.removesuffix("s")], rows_of(getattr(batch, name)), atol=2e-5, rtol=0)
     capsys.readouterr()
-    analyze.main([str(tmp_path / "r")])
+    run_program(analyze, tmp_path / "r")
     text = capsys.readouterr().out
     assert f"| {len(log['token'])} | 100.0% |" in re.sub(" +", " ", text) and "nan" not in text
     assert (tmp_path / "r" / "analysis" / "tokens.html").stat().st_size > 9999
