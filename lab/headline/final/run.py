@@ -10,7 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from lab.arms import Experiment, Room, apart, difference, main, make_table, read_groups, read_rows, spent, write_rows
+from lab.arms import (Experiment, Room, apart, difference, figures_of, main, make_table, read_groups, read_rows, spent,
+                      write_rows)
 from lab.headline.rates.run import ARMS
 from lab.headline.rates.run import ROOM as RATES
 from plumbing.comparison import Group
@@ -69,6 +70,8 @@ def write(trained: Room) -> None:
         counts = np.nancumsum(read_metrics(e.folder)["tokens_sampled"])
         sampled[e.arm].append(counts[[int(step) for step in row["curve"]]])
     alone = lambda group: np.mean(sampled[group.label], 0)
+    lost = {(row["arm"], int(row["seed"])): figures_of(row) for row in read_rows(trained.folder / "first.csv")}
+    first = lambda group: Group(group.label, {n: lost.get((group.label, n), row) for n, row in group.rows.items()})
     oracle, many, few = groups[PRIMARY[0]], groups[PRIMARY[1]], groups["RLOO"]
     figures = {figure: {name: t_estimate(group.values(figure)) for name, group in groups.items()}
                for figure in ("area", "end", "final")}
@@ -83,7 +86,8 @@ def write(trained: Room) -> None:
                          "at 5% after Holm's correction over the two. Final: the mean of ten draws on 1,024 other "
                          "puzzles.", {"oracle - 45 responses": planned}, ("oracle - 45 responses",), "figure")
     others = {f"{name} - {other}": {figure: difference(a, b, figure) for figure in ("area", "end", "final")} | {
-        "area, equal cost": apart(a, b, spent), "area, equally many sampled": apart(a, b, alone)}
+        "area, equal cost": apart(a, b, spent), "area, equally many sampled": apart(a, b, alone)} | {
+            f"{figure}, first 23 rows": difference(first(a), first(b), figure) for figure in ("area", "end")}
               for name, a, other, b in (("oracle", oracle, "RLOO", few), ("45 responses", many, "RLOO", few),
                                         ("oracle", oracle, "45 responses", many))}
     known = read_groups(RATES)
