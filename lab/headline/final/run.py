@@ -1,7 +1,7 @@
 """More responses and measured credit, each at its own rate. Stage two of lab/archive/headline-designs.md.
 
     python -m lab.headline.final.run             trains what has no row in lab/headline/final/runs.csv; resumes
-    python -m lab.headline.final.run --tables    only scores final models that draws.csv lacks, and writes tables.md
+    python -m lab.headline.final.run --tables    only adds to draws.csv and steps.csv what they lack, writes tables.md
 
 Rates follow from the rows of stage one, by the design's rule.
 """
@@ -18,12 +18,13 @@ from plumbing.comparison import Group
 from plumbing.files import require
 from plumbing.progress import follow
 from plumbing.report import t_estimate
-from plumbing.runs import read_config, read_metrics
+from plumbing.runs import read_config
 from rollout import EVALUATION, draw_uniforms, generate_and_grade, prompted
 from settings import Settings
 from start import load_policy
 
 OTHERS, DRAWS = 1024, 10  # puzzles of numbers that no run has seen; draws of evaluation's random numbers
+LOGGED = ("reward", "success", "length", "entropy", "grad_norm", "zero_variance_groups", "tokens_sampled")
 PRIMARY = ("oracle, k=4", "RLOO, 45 responses")
 
 
@@ -55,20 +56,34 @@ def success(e: Experiment) -> float:
     return float(np.mean(found))
 
 
+def read_steps(room: Room) -> dict[str, np.ndarray]:
+    """Tokens sampled up to each step (steps + 1,), by run. steps.csv has each step; runs that it lacks are added."""
+    file = room.folder / "steps.csv"
+    rows, counts = read_rows(file), {}
+    for name in room.rows().keys() - {row["run"] for row in rows}:
+        log = read_rows(Path("runs", room.folder.name, name, "metrics.csv"))
+        rows += [{"run": name, "step": row["step"]} | {key: row[key] and f"{float(row[key]):.6g}" for key in LOGGED}
+                 for row in log if row["success"]]
+    rows.sort(key=lambda row: (row["run"], int(row["step"])))
+    write_rows(rows, file)
+    for row in rows:
+        counts.setdefault(row["run"], [0.0]).append(float(row["tokens_sampled"]))
+    return {name: np.cumsum(own) for name, own in counts.items()}
+
+
 def write(trained: Room) -> None:
-    """draws.csv and tables.md."""
+    """draws.csv, steps.csv and tables.md."""
     groups, file = read_groups(trained), trained.folder / "draws.csv"
     rows = {row["run"]: row for row in read_rows(file)}
     shared = [e for e in trained.runs() if e.seed in groups[e.arm].rows]
     for e in follow("final models", [e for e in shared if e.folder.name not in rows]):
         rows[e.folder.name] = {"run": e.folder.name, "success": f"{success(e):.6f}"}
         write_rows([*rows.values()], file)
-    sampled = {name: [] for name in groups}  # tokens sampled so far, at the measured steps of each run
+    steps, sampled = read_steps(trained), {name: [] for name in groups}  # at the measured steps of each run
     for e in shared:
         row = groups[e.arm].rows[e.seed]
         row["final"] = float(rows[e.folder.name]["success"])
-        counts = np.nancumsum(read_metrics(e.folder)["tokens_sampled"])
-        sampled[e.arm].append(counts[[int(step) for step in row["curve"]]])
+        sampled[e.arm].append(steps[e.folder.name][[int(step) for step in row["curve"]]])
     alone = lambda group: np.mean(sampled[group.label], 0)
     lost = {(row["arm"], int(row["seed"])): figures_of(row) for row in read_rows(trained.folder / "first.csv")}
     first = lambda group: Group(group.label, {n: lost.get((group.label, n), row) for n, row in group.rows.items()})
