@@ -60,8 +60,8 @@ def read_steps(room: Room) -> dict[str, np.ndarray]:
     """Tokens sampled up to each step (steps + 1,), by run. steps.csv has each step; runs that it lacks are added."""
     file = room.folder / "steps.csv"
     rows, counts = read_rows(file), {}
-    for name in room.rows().keys() - {row["run"] for row in rows}:
-        log = read_rows(Path("runs", room.folder.name, name, "metrics.csv"))
+    for name in {e.folder.name for e in room.runs()} - {row["run"] for row in rows}:
+        log = read_rows(Path("runs", room.folder.name, name, "metrics.csv"))  # none of a run that was lost
         rows += [{"run": name, "step": row["step"]} | {key: row[key] and f"{float(row[key]):.6g}" for key in LOGGED}
                  for row in log if row["success"]]
     rows.sort(key=lambda row: (row["run"], int(row["step"])))
@@ -75,34 +75,39 @@ def write(trained: Room) -> None:
     """draws.csv, steps.csv and tables.md."""
     groups, file = read_groups(trained), trained.folder / "draws.csv"
     rows = {row["run"]: row for row in read_rows(file)}
-    shared = [e for e in trained.runs() if e.seed in groups[e.arm].rows]
-    for e in follow("final models", [e for e in shared if e.folder.name not in rows]):
+    kept = [e for e in trained.runs() if (e.folder / "checkpoint" / "model.safetensors").exists()]
+    for e in follow("final models", [e for e in kept if e.folder.name not in rows]):
         rows[e.folder.name] = {"run": e.folder.name, "success": f"{success(e):.6f}"}
         write_rows([*rows.values()], file)
     steps, sampled = read_steps(trained), {name: [] for name in groups}  # at the measured steps of each run
-    for e in shared:
-        row = groups[e.arm].rows[e.seed]
-        row["final"] = float(rows[e.folder.name]["success"])
-        sampled[e.arm].append(steps[e.folder.name][[int(step) for step in row["curve"]]])
+    finals = {name: Group(name, {}) for name in groups}
+    for e in trained.runs():
+        if e.folder.name in rows:
+            finals[e.arm].rows[e.seed] = {"final": float(rows[e.folder.name]["success"])}
+        if e.folder.name in steps:
+            sampled[e.arm].append(steps[e.folder.name][[int(step) for step in groups[e.arm].rows[e.seed]["curve"]]])
     alone = lambda group: np.mean(sampled[group.label], 0)
-    lost = {(row["arm"], int(row["seed"])): figures_of(row) for row in read_rows(trained.folder / "first.csv")}
-    first = lambda group: Group(group.label, {n: lost.get((group.label, n), row) for n, row in group.rows.items()})
+    new = {(row["arm"], int(row["seed"])): figures_of(row) for row in read_rows(trained.folder / "again.csv")}
+    again = lambda group: Group(group.label, {n: new.get((group.label, n), row) for n, row in group.rows.items()})
     oracle, many, few = groups[PRIMARY[0]], groups[PRIMARY[1]], groups["RLOO"]
     figures = {figure: {name: t_estimate(group.values(figure)) for name, group in groups.items()}
-               for figure in ("area", "end", "final")}
+               for figure in ("area", "end")}
     note = ("Success in percent, ± half of a 95% interval over seeds: averaged over training (area), at the end, and "
             "the final model's. Cost: weighted tokens, RLOO's = 1; sampled: sampled tokens alone.")
     levels = make_table("The arms at their rates", note, {
         "flags": {name: trained.arms[name] for name in groups}, **figures,
+        "final": {name: t_estimate(group.values("final")) for name, group in finals.items()},
+        "models": {name: f"{len(group.rows)}" for name, group in finals.items()},
         "cost": {name: f"{spent(group)[-1] / spent(few)[-1]:.2f}" for name, group in groups.items()},
         "sampled": {name: f"{alone(group)[-1] / alone(few)[-1]:.2f}" for name, group in groups.items()}})
-    planned = {figure: difference(oracle, many, figure) for figure in ("area", "final")}
+    final = lambda a, b: difference(finals[a.label], finals[b.label], "final")
+    planned = {"area": difference(oracle, many), "final": final(oracle, many)}
     primary = make_table("Primary", "Measured credit minus 45 responses, in points, Welch's interval; * is significant "
                          "at 5% after Holm's correction over the two. Final: the mean of ten draws on 1,024 other "
                          "puzzles.", {"oracle - 45 responses": planned}, ("oracle - 45 responses",), "figure")
-    others = {f"{name} - {other}": {figure: difference(a, b, figure) for figure in ("area", "end", "final")} | {
+    others = {f"{name} - {other}": {"area": difference(a, b), "end": difference(a, b, "end"), "final": final(a, b)} | {
         "area, equal cost": apart(a, b, spent), "area, equally many sampled": apart(a, b, alone)} | {
-            f"{figure}, first 23 rows": difference(first(a), first(b), figure) for figure in ("area", "end")}
+            f"{figure}, trained again": difference(again(a), again(b), figure) for figure in ("area", "end")}
               for name, a, other, b in (("oracle", oracle, "RLOO", few), ("45 responses", many, "RLOO", few),
                                         ("oracle", oracle, "45 responses", many))}
     known = read_groups(RATES)
