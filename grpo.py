@@ -50,11 +50,11 @@ from plumbing.processes import my_part
 from plumbing.registry import check_finite, check_loss
 from qwen2_model import Qwen2
 from rollout import TokenBatch, by_group, group_mean, responses
-from sampler import in_parts, part_logprobs, read_prompts
+from sampler import logprobs, micro_batches, read_prompts
 from settings import Settings
 
 # ------------------------------------------------------------------------------------------- shaping, advantage
-# Functions of the batch and the settings: the reward (B,) that is compared, instead of the graded one.
+# Shapings, of the batch and the settings: the reward (B,) to compare, instead of the graded one.
 
 
 def overlong(batch: TokenBatch, s: Settings) -> Tensor:
@@ -81,8 +81,7 @@ def shape_reward(batch: TokenBatch, s: Settings) -> Tensor:
     return check_finite(SHAPINGS[s.shaping](batch, s), batch.reward, f"--shaping {s.shaping} must give each response")
 
 
-# How each reward compares (Q, G): functions of the rewards (Q, G) of G responses to each of Q puzzles, in float64 (see
-# point 4), and of the batch, which most of them don't need.
+# Advantages (Q, G), of the rewards (Q, G), in float64 (see point 4), and of the batch, which most of them don't need.
 
 
 def centred(rewards: Tensor) -> Tensor:
@@ -142,10 +141,10 @@ def compare(batch: TokenBatch, name: str = "grpo", reward: Tensor | None = None)
 
 
 # ---------------------------------------------------------------------------------------------------- losses
-# Arguments, (b, T) each: log pi now; `old`, log pi in the ratio's denominator; credit; mask, False on padding. Results,
-# (b, T) each: every token's gain, whose weighted sum is minus the loss; and whether the clip stops its gradient. A
-# third result, which may be left out, is a dict of further (b, T): columns of metrics.csv, averaged over the tokens
-# updated on. In the first update on a batch, if pi_old is pi exactly, every gain has the gradient credit * grad log pi.
+# A loss is a function of (b, T) each: log pi now; `old`, log pi in the ratio's denominator; credit; mask; and of the
+# settings. It returns (b, T) each: the gain, whose weighted sum is minus the loss; and where the clip stops a token's
+# gradient. A dict of further (b, T) may follow: columns of metrics.csv, averaged over the tokens updated on. In the
+# first update on a batch, if pi_old is pi exactly, the gradient of the gain is credit * grad log pi.
 
 
 def ppo_objective(logprob: Tensor, old: Tensor, credit: Tensor, mask: Tensor, s: Settings) -> tuple[Tensor, Tensor]:
@@ -182,7 +181,8 @@ def gspo_objective(logprob: Tensor, old: Tensor, credit: Tensor, mask: Tensor, s
     """
     change = (logprob - old).detach() * mask  # (b, T)
     mean = change.sum(1, keepdim=True) / mask.sum(1, keepdim=True)  # (b, 1)
-    return clipped_minimum((mean + (logprob - logprob.detach())).exp(), credit, s)  # of the mean's value
+    ratio = (mean + (logprob - logprob.detach())).exp()  # (b, T) exp(mean), with the gradient of the token's log pi
+    return clipped_minimum(ratio, credit, s)
 
 
 LOSSES = {"ppo": ppo_objective, "cispo": cispo_objective, "gspo": gspo_objective}
@@ -240,19 +240,19 @@ def read_with_gradient(model: Qwen2, batch: TokenBatch, rows: Tensor, at_once: i
     """The responses rows (m,), b of like length at a time: their rows in the batch (b,), and log pi of their tokens
     (b, T), with gradient. Call backward on each before you ask for the next: that frees its memory.
 
-    Each prompt is read once, without gradient, for all its responses. Their backward passes add up the gradients of its
-    keys and values. In the end the prompts are read again, with gradient, and pass these on.
+    The responses to a prompt share its forward pass. First the prompts are read without gradient, and the backward
+    passes of the responses add up the gradient of the cached keys and values. In the end the prompts are read again,
+    with gradient, which takes that sum on to the weights.
     """
-    prompts, prompt_of, tokens, sampled = responses(batch, rows)
+    prompts, prompt_of, tokens, sampled, mask = responses(batch, rows)
     if not prompts:  # no response has credit
         return
     with torch.no_grad():
         cache, last = read_prompts(model, prompts)
     collected = [x.requires_grad_() for x in (*cache.keys, *cache.values)]
-    for part in in_parts(cache, last, prompt_of, tokens, sampled, at_once):
-        some, logprob = rows[part.rows], part_logprobs(model, part)  # (b,), (n,)
-        mask = batch.mask[some]  # (b, T) has the n tokens in the same order
-        yield some, logprob.new_zeros(mask.shape).masked_scatter(mask, logprob)
+    for micro in micro_batches(cache, last, prompt_of, tokens, sampled, at_once):
+        logprob, own = logprobs(model, micro), mask[micro.rows]  # (n,); (b, T), which has the n tokens in this order
+        yield rows[micro.rows], logprob.new_zeros(own.shape).masked_scatter(own, logprob)
     for i in range(0, len(prompts), at_once):
         again = read_prompts(model, prompts[i : i + at_once])[0]  # has fewer columns, if these are short
         torch.autograd.backward([*again.keys, *again.values],

@@ -7,7 +7,7 @@ original work (github.com/Ja-Crispy/GRPO-Zero) called such a function a mitigati
 To try an idea, write one decorated function at the end of this file. Under @token_credit it returns the credit itself;
 under @reweighting it returns weights, by which the response's advantage is multiplied. Both are (B, T). Its keyword
 arguments become flags, and the first line of its docstring their help. What it puts into batch.log, by name, is logged
-beside the credit. plumbing/registry.py checks both, with 0 on padding. A critic is a head: methods/heads.py.
+beside the credit. plumbing/registry.py checks both, and sets padding to 0. A critic is a head: methods/heads.py.
 
 How this differs from the original work and from most published code:
 1. Weights carry no gradient and are computed on the whole step instead of a micro-batch. By default (--normalize) they
@@ -38,8 +38,8 @@ def token_credit(function: Callable | None = None, *, name: str = "", from_advan
     """Decorator for a function that returns the credit (B, T) itself. What it returns on padding is set to 0.
 
     The decorated function is called as before, and its result is checked. MITIGATIONS has it by its name.
-    from_advantage=True says that it reads batch.advantage: only then does train.py accept --advantage. needs: what it
-    asks for beyond the batch, see `reweighting`. name: that of --mitigation, if not the function's own.
+    from_advantage=True says that it reads batch.advantage: only then does train.py take --advantage and --shaping.
+    needs: what it asks for beyond the batch, see `reweighting`. name: that of --mitigation, if not the function's own.
     """
     return register(function, name=name, weights_to_credit=None, from_advantage=from_advantage, needs=needs)
 

@@ -3,7 +3,7 @@
 Nothing is computed until it is asked for. Several processes share the work, and each of them gets the whole answer.
 
 Alphabet: Q puzzles, G responses to each, B = Q G responses, m of which are read, b at a time; T tokens of the longest
-response, S columns with replies, D hidden size. `s` is the Settings.
+response, S columns with replies, n sampled tokens, or continuations; D hidden size. `s` is the Settings.
 
 Run it:  python train.py --mitigation vineppo
 """
@@ -19,7 +19,7 @@ from plumbing.policy import Policy, seed_of
 from plumbing.processes import shared
 from qwen2_model import Qwen2, probabilities, wide
 from rollout import TokenBatch, generate_and_grade, group_mean, responses
-from sampler import Part, part_logprobs, part_states, read_responses
+from sampler import MicroBatch, logprobs, predicting_states, read_responses
 from settings import Settings
 from turns import Prefix
 
@@ -27,7 +27,7 @@ ROWS_AT_ONCE = 768  # continuations that are sampled together
 
 
 class Queries:
-    """The answers about one batch."""
+    """What can be asked about one batch."""
 
     def __init__(self, policy: Policy, batch: TokenBatch, s: Settings, step: int):
         self.policy, self.batch, self.s, self.step = policy.for_step(s, step, "continuations"), batch, s, step
@@ -44,7 +44,7 @@ class Queries:
     @property
     def hidden(self) -> Tensor:
         """The model's last hidden state (B, T, D) before it emits each token, in float32 or wider."""
-        return self.once("hidden", lambda: wide(self.read(part_states, self.policy.model)))
+        return self.once("hidden", lambda: wide(self.read(predicting_states, self.policy.model)))
 
     @property
     def attention(self) -> Tensor:
@@ -67,11 +67,11 @@ class Queries:
         """Log-prob (B, T) of each token under the reference model, 0 on padding."""
         if self.policy.reference is None:
             raise ValueError('no reference model: add needs=("reference",) to the decorator of this credit function')
-        return self.once("reference", lambda: self.read(part_logprobs, self.policy.reference))
+        return self.once("reference", lambda: self.read(logprobs, self.policy.reference))
 
     def logprob_without(self, rows: Tensor, hide: Tensor) -> Tensor:
-        """Log-probs (m, T) of the responses rows (m,), where no token can attend to earlier ones marked in hide (m, T).
-        A response may be asked for several times."""
+        """Log-probs (m, T) of the responses rows (m,) where no state attends to earlier tokens marked in hide (m, T).
+        The token right behind such a one is still predicted by its state. A response may be asked for several times."""
         if not len(rows):
             return self.batch.logprob[:0]  # (0, T)
         return self.read(logprobs_without, self.policy.model, rows, hide)
@@ -87,36 +87,35 @@ class Queries:
     def read(self, reader: Callable, model: Qwen2, rows: Tensor | None = None, *given: Tensor) -> Tensor:
         """What a reader finds, (m, T, ...), in the responses rows (m,), or in all. given (m, T, ...): what it is told
         of each token. See `read_responses` of sampler.py."""
-        batch, T = self.batch, self.batch.tokens.shape[1]
+        batch = self.batch
         rows = (torch.arange(len(batch.tokens)) if rows is None else rows).to(batch.tokens.device)
         self.tokens_read += tokens_in(batch, rows)
 
         def read_some(mine: list[int]) -> tuple[Tensor]:
-            found = read_responses(reader, model, *responses(batch, rows[mine]), [x[mine] for x in given],
-                                   self.s.micro_batch)  # (m, T, ...), or wider by replies
-            return (found[:, :T],)
+            asked = responses(batch, rows[mine])
+            return (read_responses(reader, model, *asked, [x[mine] for x in given], self.s.micro_batch),)
 
         (found,) = shared(read_some, list(range(len(rows))))  # (m, T, ...)
         return found.to(batch.tokens.device)
 
     def rollout_values(self, counts: Tensor, other: bool = False) -> Tensor:
-        """The mean reward (B, T) of so many continuations, counts (B, T), of the text before each token (column 0: of
+        """The mean reward (B, T) of counts[i, t] continuations of response i from just before its token t (column 0: of
         the prompt alone), 0 where there are none.
 
         In float64, and the mean of equal rewards is that reward. A continuation has as many tokens as the limit
         still allows. other: it begins with any token but the actual one. Prefixes of like length are sampled together.
         """
         counts = counts.cpu().long()  # (B, T)
-        places, each = counts.nonzero(), counts[counts > 0]  # (p, 2) response and position; (p,) continuations there
-        starts = places.repeat_interleave(each, 0)  # (n, 2) where each continuation starts
+        each = counts[counts > 0]  # (p,) how many continuations start at each of p places
+        starts = counts.nonzero().repeat_interleave(each, 0)  # (n, 2) where each one starts: response, position
         uniforms = torch.rand(len(starts), self.s.max_new_tokens, generator=self.generator("rollouts"),
                               dtype=torch.float64)  # (n, limit)
-        rewards, order = torch.zeros(len(starts), dtype=torch.float64), starts[:, 1].argsort(stable=True)  # (n,) each
-        for chunk in filter(len, order.split(ROWS_AT_ONCE)):  # (c,) shortest prefix first
+        rewards = torch.zeros(len(starts), dtype=torch.float64)  # (n,)
+        for chunk in filter(len, starts[:, 1].argsort(stable=True).split(ROWS_AT_ONCE)):  # (c,) shortest prefix first
             rewards[chunk] = self.continue_from(starts[chunk], uniforms[chunk], other)
         values = torch.zeros(counts.shape, dtype=torch.float64)  # (B, T)
-        for (i, t), found in zip(places.tolist(), rewards.split(each.tolist())):  # of the continuations from there
-            values[i, t] = group_mean(found[None])
+        means = [group_mean(found[None]).item() for found in rewards.split(each.tolist())]  # p
+        values[counts > 0] = torch.tensor(means, dtype=torch.float64)
         return values.to(self.batch.tokens.device)
 
     def continue_from(self, starts: Tensor, uniforms: Tensor, other: bool) -> Tensor:
@@ -140,22 +139,22 @@ class Queries:
 # ------------------------------------------------------------------------------------------- readers of one question
 
 
-def attention_paid(T: int, model: Qwen2, part: Part) -> Tensor:
+def attention_paid(T: int, model: Qwen2, micro: MicroBatch) -> Tensor:
     """What the state before each sampled token pays to each token of its response, (n, T), in the last layer, averaged
     over its heads. What is paid to the prompt and to replies is left out."""
     last, given = model.layers[-1], []
     with last.register_forward_pre_hook(lambda _, arguments: given.extend(arguments)):  # of Layer.forward
-        model.hidden(part.inputs, part.cache)
+        model.hidden(micro.inputs, micro.cache)
     x, rotation, mask, _ = given
     q, _, _ = last.heads(x, rotation)  # (b, H, S, d)
-    paid = wide(probabilities(q, part.cache.keys[-1], mask).mean(1))[..., -x.shape[1] :]  # (b, S, S) to each input
-    states = [row.nonzero()[:, 0] for row in part.sampled]  # b, (k,) each: the token of state s is input s + 1
+    paid = wide(probabilities(q, micro.cache.keys[-1], mask).mean(1))[..., -x.shape[1] :]  # (b, S, S) to each input
+    states = [row.nonzero()[:, 0] for row in micro.sampled]  # b, (k,) each: the token of state s is input s + 1
     return torch.cat([F.pad(p[s][:, s[:-1] + 1], (0, T - (len(s) - 1))) for p, s in zip(paid, states)])  # (n, T)
 
 
-def logprobs_without(model: Qwen2, part: Part, hide: Tensor) -> Tensor:
-    """log pi (n,) where no later token sees those that are marked in hide (n,)."""
-    predicted = torch.zeros_like(part.sampled).masked_scatter(part.sampled, hide)  # (b, S) by the state before a token
+def logprobs_without(model: Qwen2, micro: MicroBatch, hide: Tensor) -> Tensor:
+    """log pi (n,) where no state attends to earlier tokens that are marked in hide (n,): see logprob_without."""
+    predicted = torch.zeros_like(micro.sampled).masked_scatter(micro.sampled, hide)  # (b, S) by the state before it
     inputs = F.pad(predicted[:, :-1], (1, 0))[:, None, None]  # (b, 1, 1, S) input s is what state s - 1 predicts
     others = ~torch.eye(inputs.shape[3], dtype=torch.bool, device=inputs.device)  # a hidden token still sees itself
-    return model.logprob(model.hidden(part.inputs, part.cache, inputs & others)[part.sampled], part.tokens)
+    return model.logprob(model.hidden(micro.inputs, micro.cache, inputs & others)[micro.sampled], micro.tokens)

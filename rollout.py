@@ -47,7 +47,7 @@ class TokenBatch:
     grades: dict[str, Tensor]  # (B,) float64 each, by name: the reward, and what the task's `grade` returned, or NaN
     weights: dict[str, float]  # the reward is the sum of weight * grade over these names
     reward: Tensor  # (B,) float64 this sum, or a coin toss (--reward random)
-    success: Tensor  # (B,) the grade "answer": 1 where that is right (or the coin shows heads), else 0
+    success: Tensor  # (B,) the grade "answer", 0 to 1: 1 where that is right (or the coin shows heads)
     format: Tensor  # (B,) the grade "format": how much of the requested layout it has, from 0 to 1
     # What had been asked.
     group: Tensor  # (B,) int64, index of the puzzle that the response answers
@@ -80,13 +80,14 @@ def group_mean(values: Tensor) -> Tensor:
     return first + (values - first).mean(1, keepdim=True)
 
 
-def responses(batch: TokenBatch, rows: Tensor) -> tuple[list[list[int]], Tensor, Tensor, Tensor]:
+def responses(batch: TokenBatch, rows: Tensor) -> tuple[list[list[int]], Tensor, Tensor, Tensor, Tensor]:
     """What `read_responses` of sampler.py takes of the responses rows (m,): their prompts, each once; which of these
-    each answers (m,); the tokens behind it (m, S); which of them were sampled (m, S). In a single turn S is T."""
+    each answers (m,); the tokens behind it (m, S); which of them were sampled (m, S); and the mask (m, T). In a single
+    turn the last two are the same."""
     groups, prompt_of = batch.group[rows].unique(return_inverse=True)  # those that occur; (m,)
     prompts, before = [batch.prompts[q] for q in groups.tolist()], [batch.before[i] for i in rows.tolist()]
-    tokens, sampled = with_replies(batch.tokens[rows], batch.mask[rows], before)  # (m, S) each
-    return prompts, prompt_of, tokens, sampled
+    tokens, mask = batch.tokens[rows], batch.mask[rows]  # (m, T) each
+    return prompts, prompt_of, *with_replies(tokens, mask, before), mask
 
 
 # ---------------------------------------------------------------------------------------------------- a step
@@ -95,9 +96,10 @@ def responses(batch: TokenBatch, rows: Tensor) -> tuple[list[list[int]], Tensor,
 def draw_puzzles(training: list, s: Settings, step: int) -> list:
     """The Q puzzles of a step: puzzle i of the run is number i % N of epoch i // N. Every epoch shuffles the N training
     puzzles anew, in an order that depends on the seed alone."""
-    N, numbers = len(training), range((step - 1) * s.questions, step * s.questions)  # counted since the run began
-    order = {e: np.random.default_rng(seed_of("order", s.seed, e)).permutation(N) for e in {i // N for i in numbers}}
-    return [training[order[i // N][i % N]] for i in numbers]
+    N, first = len(training), (step - 1) * s.questions  # how many puzzles earlier steps had
+    epochs = range(first // N, (first + s.questions) // N + 1)  # those that the step may touch: usually one
+    order = np.concatenate([np.random.default_rng(seed_of("order", s.seed, e)).permutation(N) for e in epochs])
+    return [training[i] for i in order[first % N :][: s.questions]]
 
 
 def rollout(policy: Policy, puzzles: list, s: Settings, step: int) -> TokenBatch:
@@ -123,8 +125,8 @@ def token_batch(policy: Policy, prefixes: list[Prefix], samples: Samples, s: Set
     (B, T), Q, device, task = samples.tokens.shape, len(prefixes), samples.tokens.device, policy.task
     texts, spans, grades = zip(*decode_and_grade(policy.for_step(s, step), prefixes, samples))  # B each
     role, in_answer = np.zeros((B, T), np.int8), np.zeros((B, T), bool)  # (B, T) each
-    for i, (text, places, L) in enumerate(zip(texts, spans, map(len, spans))):
-        role[i, :L], in_answer[i, :L] = check_roles(task.roles(text, places), L)
+    for i, (text, places) in enumerate(zip(texts, spans)):
+        role[i, : len(places)], in_answer[i, : len(places)] = check_roles(task.roles(text, places), len(places))
     names = dict.fromkeys(name for grade in grades for name in grade)  # each once, in order
     # In float64, where 1e7 and 1e7 + 0.1 differ: float32 would make them equal rewards.
     found = {name: torch.tensor([grade.get(name, torch.nan) for grade in grades], dtype=torch.float64, device=device)
@@ -166,10 +168,10 @@ def sample(policy: Policy, prefixes: list[Prefix], uniforms: Tensor, limit: Tens
     def sample_some(own: list[Prefix], uniforms: Tensor, limit: Tensor | None, excluded: Tensor | None) -> Samples:
         """Those behind this process's own prefixes."""
         texts, G = [prefix.prompt + prefix.response for prefix in own], len(uniforms) // len(own)
-        given = (policy.model, texts, uniforms, policy.tokenizer.end_tokens, limit, excluded, greedy, watch)
+        arguments = (policy.model, texts, uniforms, policy.tokenizer.end_tokens, limit, excluded, greedy, watch)
         if not hasattr(policy.task, "reply"):
-            return generate(*given)
-        return play(*given, lambda i, new: reply(policy, own[i // G].puzzle, own[i // G].tokens + new))
+            return generate(*arguments)
+        return play(*arguments, lambda i, new: reply(policy, own[i // G].puzzle, own[i // G].tokens + new))
 
     found = shared(sample_some, prefixes, uniforms=uniforms, limit=limit, excluded=excluded)
     device = policy.model.norm.device
@@ -183,8 +185,8 @@ def decode_and_grade(policy: Policy, prefixes: list[Prefix], samples: Samples) -
     """Text, token spans and grades of each of B whole responses: a prefix, and the sampled tokens behind it."""
     found, G = [], len(samples.tokens) // len(prefixes)
     for i, (row, length) in enumerate(zip(samples.tokens.tolist(), samples.mask.sum(1).tolist())):
-        begun = prefixes[i // G]
-        later = {len(begun.tokens) + t: said for t, said in samples.before[i].items()}
-        text, spans, turns = decode(policy, begun.tokens + row[:length], begun.before | later)
-        found.append((text, spans, policy.grade(text, begun.puzzle, turns)))
+        prefix = prefixes[i // G]
+        later = {len(prefix.tokens) + t: said for t, said in samples.before[i].items()}
+        text, spans, turns = decode(policy, prefix.tokens + row[:length], prefix.before | later)
+        found.append((text, spans, policy.grade(text, prefix.puzzle, turns)))
     return found

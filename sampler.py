@@ -19,6 +19,7 @@ as many as a response may have), V vocabulary.
 
 Run it:  python train.py --steps 0        samples from the bundled model and grades the responses
 """
+from functools import partial
 from typing import Callable, Iterator, NamedTuple, Sequence
 
 import torch
@@ -29,7 +30,7 @@ from plumbing.compute import by_rows, distinct_texts, of_like_length
 from plumbing.decoding import ready_to_sample
 from qwen2_model import Cache, Qwen2, wide
 
-LOGITS_AT_ONCE = {"cpu": 2**18}  # how many become tokens at once: on a CPU as many as stay in its cache
+LOGITS_AT_ONCE = {"cpu": 2**18}  # so many become tokens at a time: on a CPU as many as its cache holds
 
 Replies = Sequence[dict[int, list[int]]]  # for each response, {t: the tokens that it reads before its token t}
 
@@ -61,7 +62,7 @@ def draw(p: Tensor, uniform: Tensor) -> Tensor:
     """
     cumulative = p.cumsum(-1, dtype=torch.float64)  # (n, V)
     # right=True finds the first entry strictly above the number. A token of probability 0 adds nothing to the sum, so
-    # it is never drawn.
+    # it is never drawn, unless all are 0.
     token = torch.searchsorted(cumulative, uniform[:, None] * cumulative[:, -1:], right=True)  # (n, 1)
     return token.clamp(max=p.shape[1] - 1)  # NaN gives an index past the end; rollout.py refuses its log-prob
 
@@ -84,15 +85,11 @@ def draw_and_describe(logits: Tensor, uniform: Tensor, excluded: Tensor | None, 
 
     excluded (n,): a token that must not be drawn. greedy: the most probable token, whatever the random number.
     """
-    def of_some(logits: Tensor, uniform: Tensor, excluded: Tensor | None) -> tuple[Tensor, Tensor]:
-        log_probs = logits.log_softmax(-1)  # (n, V)
-        p = log_probs.exp()  # (n, V)
-        allowed = p if excluded is None else p.scatter(1, excluded[:, None], 0.0)  # (n, V)
-        token = allowed.argmax(1, keepdim=True) if greedy else draw(allowed, uniform)  # (n, 1)
-        return token[:, 0], describe(log_probs, p, token)
-
-    at_once = LOGITS_AT_ONCE.get(logits.device.type, 2**26)
-    return by_rows(of_some, logits.shape[1], at_once, logits, uniform, excluded)
+    log_probs = logits.log_softmax(-1)  # (n, V)
+    p = log_probs.exp()  # (n, V)
+    allowed = p if excluded is None else p.scatter(1, excluded[:, None], 0.0)  # (n, V)
+    token = allowed.argmax(1, keepdim=True) if greedy else draw(allowed, uniform)  # (n, 1)
+    return token[:, 0], describe(log_probs, p, token)
 
 
 def generate(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_tokens: list[int],
@@ -112,15 +109,16 @@ def generate(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_token
     mask = torch.zeros(B, T, dtype=torch.bool, device=device)
     facts = wide(torch.zeros(3, B, T, dtype=model.dtype, device=device))  # log-prob, entropy, logit gradient
     ended = torch.zeros(B, dtype=torch.bool, device=device)
-    excluded = None if excluded is None else excluded.to(device)
+    excluded, at_once = None if excluded is None else excluded.to(device), LOGITS_AT_ONCE.get(device.type, 2**26)
     # A tenth faster than no_grad. What is made inside can never get a gradient, so what is returned was made above.
     with torch.inference_mode():
         rows = torch.arange(B, device=device)  # (B',) the response that each running row writes
         cache, token = read_prompts(model, [prompt for prompt in prompts for _ in range(G)])  # of B rows; (B,)
-        cached = ready_to_sample(model, cache, T)
+        decoder = ready_to_sample(model, cache, T)
         for t in range(T):
-            logits = model.logits(cached.states(token))  # (B', V)
-            token, found = draw_and_describe(logits, uniforms[rows, t], excluded if t == 0 else None, greedy)
+            logits = model.logits(decoder.states(token))  # (B', V)
+            token, found = by_rows(partial(draw_and_describe, greedy=greedy), logits.shape[1], at_once,
+                                   logits, uniforms[rows, t], excluded if t == 0 else None)  # (B',), (B', 3)
             tokens[rows, t], mask[rows, t], facts[:, rows, t] = token, True, found.T
             ended[rows] = torch.isin(token, ends)
             running = (limit[rows] > t + 1) & ~ended[rows]  # (B',)
@@ -130,7 +128,7 @@ def generate(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_token
             if count == 0:
                 break
             if count < len(rows):
-                order = cached.keep(running)  # (count,) the old place of each row that stays
+                order = decoder.keep(running)  # (count,) the old place of each row that stays
                 rows, token = rows[order], token[order]
     return Samples(tokens[:, : t + 1], mask[:, : t + 1], *facts[..., : t + 1], ended, ({},) * B)
 
@@ -157,25 +155,25 @@ def read_prompts(model: Qwen2, prompts: list[list[int]]) -> tuple[Cache, Tensor]
 # m of the B are read again, b at a time: these have S columns and n sampled tokens. D is the hidden size.
 
 
-class Part(NamedTuple):
-    """Some of m responses: b of about the same length, as the model reads them. Here two, x y to the prompt a b c, and
-    z to d e:
+class MicroBatch(NamedTuple):
+    """Some of m responses, of about the same length, as the model reads them. Here two, p q r s to the prompt a b c,
+    and u v w to d e:
 
-        in the cache    inputs    sampled    tokens
-        a b             c x       1 1        x y z
-        d               e         1 0
+        in the cache    inputs     sampled    tokens
+        a b             c p q r    1 1 1 1    p q r s u v w
+        d               e u v w    1 1 1 0
     """
 
     rows: Tensor  # (b,) which of the m they are
     inputs: Tensor  # (b, S) the prompt's last token, then what follows it, but for the very last token
-    cache: Cache  # of r rows, which have read their prompts
+    cache: Cache  # of b rows, which have read their prompts but for the last token
     sampled: Tensor  # (b, S) whether the token that a state predicts was sampled: not so in a reply, nor in padding
     tokens: Tensor  # (n,) these sampled tokens, row by row
 
 
-def in_parts(cache: Cache, last: Tensor, prompt_of: Tensor, tokens: Tensor, sampled: Tensor,
-             at_once: int) -> Iterator[Part]:
-    """m responses, ready for the model, at most at_once of like length in a part. Padding is hardly read.
+def micro_batches(cache: Cache, last: Tensor, prompt_of: Tensor, tokens: Tensor, sampled: Tensor,
+                  at_once: int) -> Iterator[MicroBatch]:
+    """m responses, ready for the model, at most at_once of like length in a micro-batch. Padding is hardly read.
 
     cache, last (Q,): what `read_prompts` returned. prompt_of (m,): the prompt of each response. tokens (m, S): what
     follows the prompt. sampled (m, S): True where the policy sampled it, False in replies and in padding.
@@ -186,33 +184,33 @@ def in_parts(cache: Cache, last: Tensor, prompt_of: Tensor, tokens: Tensor, samp
     for rows in of_like_length(length, at_once):
         S = int(length[rows[0]])  # the longest comes first
         real = sampled[rows, :S]  # (b, S)
-        yield Part(rows, inputs[rows, :S], cache.rows(prompt_of[rows]), real, tokens[rows, :S][real])
+        yield MicroBatch(rows, inputs[rows, :S], cache.rows(prompt_of[rows]), real, tokens[rows, :S][real])
 
 
-def part_states(model: Qwen2, part: Part) -> Tensor:
-    """The last hidden states (n, D) that predict the sampled tokens of a part, with gradient."""
-    return model.hidden(part.inputs, part.cache)[part.sampled]
+def predicting_states(model: Qwen2, micro: MicroBatch) -> Tensor:
+    """The last hidden states (n, D) that predict the sampled tokens of a micro-batch, with gradient."""
+    return model.hidden(micro.inputs, micro.cache)[micro.sampled]
 
 
-def part_logprobs(model: Qwen2, part: Part) -> Tensor:
-    """log pi (n,) of the sampled tokens of a part, with gradient."""
-    return model.logprob(part_states(model, part), part.tokens)
+def logprobs(model: Qwen2, micro: MicroBatch) -> Tensor:
+    """log pi (n,) of the sampled tokens of a micro-batch, with gradient."""
+    return model.logprob(predicting_states(model, micro), micro.tokens)
 
 
 def read_responses(reader: Callable, model: Qwen2, prompts: list[list[int]], prompt_of: Tensor, tokens: Tensor,
-                   sampled: Tensor, given: Sequence[Tensor] = (), at_once: int = 16) -> Tensor:
-    """What a reader finds of each sampled token, (m, S, ...), in the columns of Samples: column t has the t-th one's.
+                   sampled: Tensor, mask: Tensor, given: Sequence[Tensor] = (), at_once: int = 16) -> Tensor:
+    """What a reader finds of each sampled token, in the columns of Samples, (m, T, ...).
 
-    A reader is a function such as part_logprobs(model, part, ...), which returns (n, ...). Of each tensor that is
-    given, (m, T, ...), it gets what these n tokens have. prompt_of (m,): the prompt of each response. The other
-    arguments: see `in_parts`.
+    A reader is a function such as logprobs(model, micro, ...), which returns (n, ...). Of each tensor that is given,
+    (m, T, ...), it gets what these n tokens have. mask (m, T) is that of Samples. The other arguments: see
+    `micro_batches`.
     """
     cache, last = read_prompts(model, prompts)
     found = None
-    for part in in_parts(cache, last, prompt_of, tokens, sampled, at_once):
-        row = part.rows[part.sampled.nonzero()[:, 0]]  # (n,) the response of each token
-        t = part.sampled.cumsum(1)[part.sampled] - 1  # (n,) its column in Samples, where replies have none
-        values = reader(model, part, *(x[row, t] for x in given))  # (n, ...)
-        found = values.new_zeros(*sampled.shape, *values.shape[1:]) if found is None else found  # (m, S, ...)
-        found[row, t] = values
+    for micro in micro_batches(cache, last, prompt_of, tokens, sampled, at_once):
+        i, t = mask[micro.rows].nonzero(as_tuple=True)  # (n,) each: mask has these tokens in the same order
+        at = micro.rows[i], t
+        values = reader(model, micro, *(x[at] for x in given))  # (n, ...)
+        found = values.new_zeros(*mask.shape, *values.shape[1:]) if found is None else found  # (m, T, ...)
+        found[at] = values
     return found

@@ -37,10 +37,10 @@ class Settings:
     normalize: str = "response"  # a method's weights get mean 1 in each response, or in the step, or stay (none)
     loss: str = "ppo"  # ppo: its clipped objective; cispo: a clipped, constant ratio; gspo: a ratio per response
     loss_norm: str = "token"  # token: the loss is a mean over all tokens of the step; sequence, constant: see grpo.py
-    clip_low: float = 0.2  # where p now / p when sampled is below 1 - this, negative credit has no gradient
-    clip_high: float = 0.2  # where it is above 1 + this, positive credit has none (PPO: 0.2, DAPO: 0.28)
+    clip_low: float = 0.2  # ppo, gspo: where p now / p when sampled is below 1 - this, negative credit has no gradient
+    clip_high: float = 0.2  # ppo, gspo: where it is above 1 + this, positive credit has none (PPO: 0.2, DAPO: 0.28)
     updates_per_batch: int = 1  # optimizer steps on each batch
-    old_logprob: str = "sampler"  # pi_old of the ratio: as the sampler recorded it, or the first update computes it
+    old_logprob: str = "sampler"  # pi_old of the ratio: as the sampler recorded it, or the first update recomputes it
     kl: float = 0.0  # weight of the KL penalty to the start model, the reference
     kl_gradient: str = "k3"  # the penalty's gradient: that of the k3 estimate, or (unbiased) of KL(policy || reference)
     skip_unfinished: bool = False  # no credit for responses that the token limit cut off; --kl still acts on them

@@ -6,11 +6,11 @@
     python train.py --task guess                                            another task, in several turns
     python train.py --steps 0                                               only evaluate
     python train.py --resume runs/none-seed0                                continue a run that was stopped or killed
-    python train.py --config runs/none-seed0/config.json --seed 1           the settings of a run, but for those given
+    python train.py --config runs/none-seed0/config.json --seed 1           another run's settings, but for those given
     python train.py --on_step tracking:tensorboard                          hand each row of metrics.csv to a function
     torchrun --nproc_per_node 2 train.py --mitigation none                  the same run in several processes
 
-A mitigation is a credit function: so the work that this project examines called them. GRPO's formulas: grpo.py.
+A *mitigation* is a credit function: the name is that of the work which this project examines. GRPO's formulas: grpo.py.
 
 Shapes: Q puzzles a step, G responses to each puzzle (a group), B = Q G responses, T tokens of the longest response.
 
@@ -45,7 +45,7 @@ from start import start
 
 def train(s: Settings, mitigation: Callable[[TokenBatch], Tensor], policy: Policy, training: list, heldout: list,
           optimizer: Optimizer, writer: Writer, done: int, row: dict) -> dict:
-    """GRPO from step done + 1 on. row: the latest of metrics.csv, which is returned again after the last step."""
+    """GRPO from step done + 1 on. row: the latest one of metrics.csv. Returns the last one."""
     began = time.perf_counter()
     for step in range(done + 1, s.steps + 1):
         step_began = time.perf_counter()
@@ -75,10 +75,10 @@ def evaluate(policy: Policy, puzzles: list, G: int, s: Settings) -> np.ndarray:
     at_once = max(1, responses_that_fit(policy, puzzles, s) // G)  # puzzles whose responses fit into memory
     success, progress = [], Progress("evaluating", len(uniforms))
     for i in range(0, len(puzzles), at_once):
-        prefixes, numbers = prompted(policy, puzzles[i : i + at_once]), uniforms[i * G : (i + at_once) * G]
-        watch = progress.part(done=len(success), size=len(numbers), limit=s.max_new_tokens)
-        _, graded = generate_and_grade(policy, prefixes, numbers, greedy=s.eval_greedy, watch=watch)
-        success += [grade["answer"] for grade in graded]  # 1.0 where the answer is right, else 0.0
+        prefixes, rows = prompted(policy, puzzles[i : i + at_once]), uniforms[i * G : (i + at_once) * G]
+        watch = progress.part(done=len(success), size=len(rows), limit=s.max_new_tokens)
+        _, graded = generate_and_grade(policy, prefixes, rows, greedy=s.eval_greedy, watch=watch)
+        success += [grade["answer"] for grade in graded]  # 1.0 where the answer is right
     return np.array(success).reshape(len(puzzles), G)
 
 
@@ -102,7 +102,7 @@ def measure_pass(policy: Policy, heldout: list, s: Settings) -> dict[str, float]
 
 def measure_end(row: dict, policy: Policy, heldout: list, s: Settings) -> dict[str, float]:
     """What final.json has: held-out success of the last row of metrics.csv, and pass@k."""
-    # Held-out success is lacking in a run that is resumed with no step left to do; its error, of a single puzzle.
+    # A run that is resumed after its last step has no held-out success in its row; a single puzzle has no error.
     last = {"heldout_stderr": np.nan} | (row if "heldout_success" in row else measure_heldout(policy, heldout, s))
     return {"step": s.steps, "heldout_success": last["heldout_success"], "heldout_stderr": last["heldout_stderr"],
             "heldout_problems": len(heldout)} | measure_pass(policy, heldout[:128], s)  # more would take long

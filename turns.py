@@ -28,7 +28,7 @@ from sampler import Replies, Samples, generate
 
 
 def turn_ends(policy: Policy, tokens: list[int]) -> list[int]:
-    """The columns behind end tokens: a reply may stand before these."""
+    """The columns that follow an end token, where a reply may stand."""
     return [t for t, token in enumerate(tokens, 1) if token in policy.tokenizer.end_tokens]
 
 
@@ -43,7 +43,7 @@ def reply(policy: Policy, puzzle: Any, tokens: list[int]) -> list[int] | None:
 
 
 def replies(policy: Policy, puzzle: Any, tokens: list[int]) -> dict[int, list[int]]:
-    """What was said before each column of a response that begins with these tokens, and went on after them."""
+    """The replies, by column, in a response that begins with these tokens and goes on after them."""
     several = hasattr(policy.task, "reply")
     return {t: reply(policy, puzzle, tokens[:t]) for t in turn_ends(policy, tokens)} if several else {}
 
@@ -74,12 +74,11 @@ def with_replies(tokens: Tensor, mask: Tensor, before: Replies) -> tuple[Tensor,
     sampled (m, S). S is at least T. mask (m, T): False on padding."""
     if not any(before):
         return tokens, mask
-    rows = []
-    for row, real, said in zip(tokens.tolist(), mask.long().tolist(), before):
-        said = {t: [(token, 0) for token in reply] for t, reply in said.items()}
-        rows.append(torch.tensor(interleave([*zip(row, real)], said)))  # (length, 2) a token, and 1 if it was sampled
-    both = pad_sequence(rows, batch_first=True).to(mask.device)  # (m, S, 2)
-    return both[..., 0], both[..., 1].bool()
+    texts, sampled = [], []  # m each
+    for row, real, said in zip(tokens.tolist(), mask.tolist(), before):
+        texts.append(torch.tensor(interleave(row, said)))
+        sampled.append(torch.tensor(interleave(real, {t: [False] * len(words) for t, words in said.items()})))
+    return tuple(pad_sequence(rows, batch_first=True).to(mask.device) for rows in (texts, sampled))
 
 
 def decode(policy: Policy, tokens: list[int], before: dict[int, list[int]]) -> tuple[str, list[tuple], list[str]]:
@@ -107,25 +106,26 @@ def play(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_tokens: l
     cut off. excluded acts on the first turn.
     """
     (B, T), G = uniforms.shape, len(uniforms) // len(prompts)
-    texts, sampled, before = [prompts[i // G] for i in range(B)], [[] for _ in range(B)], tuple({} for _ in range(B))
-    left = [T] * B if limit is None else limit.tolist()  # B, how many tokens each may still sample or read
-    ended, rows = [False] * B, list(range(B))
+    sampled, before, ended = [[] for _ in range(B)], tuple({} for _ in range(B)), [False] * B
     fields = [[[] for _ in range(B)] for _ in range(5)]  # tokens to logit_grad: of each response, turn by turn
+    limits, rows = [T] * B if limit is None else limit.tolist(), list(range(B))
     while rows:  # the n that take a turn
-        u = pad_sequence([uniforms[i, len(sampled[i]) :][: left[i]] for i in rows], batch_first=True)  # (n, W)
-        turn = generate(model, [texts[i] for i in rows], u, end_tokens, torch.tensor([left[i] for i in rows]), excluded,
-                        greedy, watch and (lambda t, running: watch(T - u.shape[1] + t, running * len(rows) / B)))
+        read = [interleave(sampled[i], before[i]) for i in rows]  # n, what stands behind the prompt so far
+        left = [limits[i] - len(text) for i, text in zip(rows, read)]  # n, how many more tokens fit
+        u = pad_sequence([uniforms[i, len(sampled[i]) :][:k] for i, k in zip(rows, left)], batch_first=True)  # (n, W)
+        texts = [prompts[i // G] + text for i, text in zip(rows, read)]  # n
+        show = watch and (lambda t, running: watch(T - u.shape[1] + t, running * len(rows) / B))
+        turn = generate(model, texts, u, end_tokens, torch.tensor(left), excluded, greedy, show)
         turn, going = Samples(*(x.cpu() for x in turn[:6]), turn.before), []
         for row, i in enumerate(rows):
             for field, x in zip(fields, turn[:5]):  # (n, W) each
                 field[i].append(x[row, turn.mask[row]])
             new = turn.tokens[row, turn.mask[row]].tolist()
-            sampled[i], texts[i], left[i] = sampled[i] + new, texts[i] + new, left[i] - len(new)
+            sampled[i] += new
             said = reply(i, sampled[i]) if turn.ended[row] else None
             ended[i] = bool(turn.ended[row]) and said is None
-            if said is not None and left[i] > len(said):  # room for a further token
+            if said is not None and len(new) + len(said) < left[row]:  # room for a further token
                 before[i][len(sampled[i])] = said
-                texts[i], left[i] = texts[i] + said, left[i] - len(said)
                 going.append(i)
         rows, excluded = going, None
     columns = (pad_sequence([*map(torch.cat, field)], batch_first=True) for field in fields)  # (B, T) each

@@ -15,7 +15,7 @@ from plumbing.progress import follow
 from plumbing.registry import CreditFunction, required
 from queries import Queries
 from rollout import TokenBatch, responses, rollout
-from sampler import part_logprobs, read_responses
+from sampler import logprobs, read_responses
 from settings import Settings
 
 SIZE, PUZZLES = 96, 100  # responses in a batch; batches after which the puzzles repeat
@@ -36,9 +36,9 @@ def sample(policy: Policy, puzzles: list, answers: int, key: tuple[int, int]) ->
 def credit_gradients(batch: TokenBatch, credits: Tensor, size: int) -> Iterator[Tensor]:
     """For every `size` responses, which must answer one puzzle, the gradients (M, P) of sum credit * log pi in all P
     parameters, one for each of the credits (M, B, T)."""
-    model, T = batch.ask.policy.model, batch.tokens.shape[1]
+    model = batch.ask.policy.model
     for rows in torch.arange(len(batch.text)).split(size):
-        logprob = read_responses(part_logprobs, model, *responses(batch, rows))[:, :T]  # (size, T)
+        logprob = read_responses(logprobs, model, *responses(batch, rows))  # (size, T)
         parts = [torch.autograd.grad(logprob, list(model.parameters()), credit[rows], retain_graph=True)
                  for credit in credits]
         yield torch.stack([torch.cat([g.flatten() for g in part]) for part in parts])

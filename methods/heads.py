@@ -4,7 +4,7 @@ The critic predicts, before each token, the response's reward: `ppo`, `ppo_proce
 it. How it differs from PPO's usual critic (arXiv 1707.06347):
 1. It has no transformer of its own. It reads the policy's last hidden states, and no gradient flows back into them.
 2. Its target at every token is the reward of the whole response: generalized advantage estimation (1506.02438) with
-   lambda = 1. From targets of its own estimates the reward, at the last token, would take many steps to the first.
+   lambda = 1. With targets from its own estimates, the reward would take many steps from the last token to the first.
 3. It predicts the values of a batch before it learns from that batch. So no value has seen its own reward.
 
 The process critic, for `ppo_process`, predicts how many true calculations follow. The importance head, for
@@ -79,12 +79,12 @@ class Critic(nn.Module):
     def learn(self, batch: TokenBatch) -> dict[str, float | None] | None:
         """Train on the target r of each token of a batch whose values were predicted before.
 
-        Returns columns of metrics.csv, of the values as they were predicted: half their mean squared error, and the
-        share of the target's variance that they explain.
-
         Value loss 0.5 * max((V - r)^2, (V' - r)^2), where V' is V held within CLIP of the old value. Once V has moved
         by CLIP towards r, the second term is the larger and has no gradient: one batch moves no value far. This is
         OpenAI's PPO code; the paper (1707.06347) uses the plain square.
+
+        Returns columns of metrics.csv, of the values as they were predicted: half their mean squared error, and the
+        share of the target's variance that they explain.
         """
         hidden, mask = batch.ask.hidden, batch.mask  # (B, T, D), (B, T)
         states = hidden[mask]  # (N, D)

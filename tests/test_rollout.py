@@ -21,7 +21,7 @@ from mitigations import vineppo
 from plumbing.policy import Policy
 from plumbing.task_file import graded
 from rollout import draw_uniforms, generate_and_grade, prompted
-from sampler import generate, part_logprobs, read_responses
+from sampler import generate, logprobs, read_responses
 from tasks.text import fingerprint
 from tests.fixtures import Pieces
 from tests.plain import exact_moments
@@ -132,8 +132,8 @@ def test_broken_weights_are_one_sentence(policy, monkeypatch):
 def alone(reader, model, policy, batch, i, *further):
     """What a reader of sampler.py or queries.py finds about response i, in a batch of its own."""
     prompts = [policy.prompt(PUZZLES[batch.group[i]])]
-    return read_responses(reader, model, prompts, torch.tensor([0]), batch.tokens[[i]], batch.mask[[i]],
-                          given=further)[0]
+    tokens, mask = batch.tokens[[i]], batch.mask[[i]]  # (1, T) each
+    return read_responses(reader, model, prompts, torch.tensor([0]), tokens, mask, mask, given=further)[0]
 
 
 def test_queries_read_each_response_as_if_it_were_alone(policy, random_model):
@@ -145,7 +145,7 @@ def test_queries_read_each_response_as_if_it_were_alone(policy, random_model):
     hide = torch.rand(7, batch.mask.shape[1], generator=torch.Generator().manual_seed(0)) < 0.2
     without = batch.ask.logprob_without(rows, hide)
     for i in range(12):
-        assert_close(batch.ask.reference_logprob[i], alone(part_logprobs, start_model, policy, batch, i), 1e-4)
+        assert_close(batch.ask.reference_logprob[i], alone(logprobs, start_model, policy, batch, i), 1e-4)
     for n, i in enumerate(rows.tolist()):
         expected = alone(queries.logprobs_without, model, policy, batch, i, hide[[n]])  # (T,)
         assert_close(without[n], expected, 1e-4)

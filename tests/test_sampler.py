@@ -24,7 +24,7 @@ from plumbing import compute, decoding
 from plumbing.compute import distinct_texts, of_like_length
 from queries import attention_paid, logprobs_without
 from qwen2_model import Cache, Qwen2, load_model
-from sampler import draw, generate, part_logprobs, part_states, read_responses
+from sampler import draw, generate, logprobs, predicting_states, read_responses
 from tests.random_checkpoints import HF, assert_close, both
 
 REAL = 19  # tokens that exist; V - REAL rows of the embedding stand for none
@@ -139,7 +139,8 @@ def test_generate_equals_a_naive_sampler(family, constrained, temperature, greed
     got = torch.stack((s.logprob, s.entropy, s.logit_grad), dim=1)  # (B, 3, T)
     assert got.dtype == torch.float64 and not got.requires_grad
     assert_close(got, torch.stack([F.pad(x, (0, max(lengths) - x.shape[1])) for _, x in expected]), 1e-5)
-    assert_close(read_responses(part_logprobs, model, PROMPTS, torch.arange(B) // 6, s.tokens, s.mask), s.logprob, 1e-5)
+    read = read_responses(logprobs, model, PROMPTS, torch.arange(B) // 6, s.tokens, s.mask, s.mask)
+    assert_close(read, s.logprob, 1e-5)
     assert watched == [(t, sum(n > t for n in lengths) / B) for t in range(1, max(lengths) + 1)]
     assert len(set(lengths)) >= 4 and 0 < s.ended.sum() < B  # they end at different times, and some are cut off
 
@@ -192,11 +193,11 @@ def test_states_attention_and_hidden_tokens_equal_transformers(family, options, 
     tokens = torch.randint(REAL, mask.shape, generator=torch.Generator().manual_seed(0))  # in the padding, too
     hide = torch.rand(mask.shape, generator=torch.Generator().manual_seed(1)) < 0.4
     hide[0, 0] = True
-    asked = (model, PROMPTS, puzzle, tokens, mask)
+    asked = (model, PROMPTS, puzzle, tokens, mask, mask)
     attention = read_responses(partial(attention_paid, 8), *asked)  # (B, T, T)
-    states = read_responses(part_states, *asked)  # (B, T, D)
+    states = read_responses(predicting_states, *asked)  # (B, T, D)
     without = read_responses(logprobs_without, *asked, given=[hide])  # (B, T)
-    assert (without - read_responses(part_logprobs, *asked)).abs().max() > 0.1
+    assert (without - read_responses(logprobs, *asked)).abs().max() > 0.1
     for i, L in enumerate(mask.sum(1).tolist()):
         prompt = PROMPTS[puzzle[i]]
         P, row = len(prompt), torch.tensor([prompt + tokens[i, :L].tolist()])
@@ -208,6 +209,6 @@ def test_states_attention_and_hidden_tokens_equal_transformers(family, options, 
         bias = torch.zeros(1, 1, P + L, P + L, dtype=torch.float64).masked_fill(blocked, -1e300)
         logits = hf(row, attention_mask=bias, position_ids=torch.arange(P + L)[None]).logits[0, P - 1 : -1, :REAL]
         assert_close(without[i, :L], logits.log_softmax(-1)[torch.arange(L), tokens[i, :L]], 1e-5)
-    short = read_responses(partial(attention_paid, 1), model, PROMPTS, puzzle, tokens[:, :1], mask[:, :1])
+    short = read_responses(partial(attention_paid, 1), model, PROMPTS, puzzle, tokens[:, :1], mask[:, :1], mask[:, :1])
     assert short.tolist() == [[[0.0]]] * 4
     assert attention[0].count_nonzero() == 15  # of tokens 1 to 5 to the ones before them

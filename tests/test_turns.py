@@ -21,7 +21,7 @@ from plumbing.optimizer import Optimizer
 from plumbing.task_file import load_puzzles
 from queries import Queries, logprobs_without
 from rollout import rollout
-from sampler import part_logprobs, read_responses
+from sampler import logprobs, read_responses
 from settings import Settings
 from tasks import guess_task
 from tasks.guess_task import GUESSES, Puzzle
@@ -71,7 +71,7 @@ def test_episodes_equal_transformers(fifty):
     again for each turn that lacks a prompt, what was sampled, or a reply."""
     policy, batch, _ = fifty
     hf = AutoModelForCausalLM.from_pretrained(GUESS, dtype=torch.float32, attn_implementation="eager").eval()
-    read, hidden, attention = batch.ask.read(part_logprobs, policy.model), batch.ask.hidden, batch.ask.attention
+    read, hidden, attention = batch.ask.read(logprobs, policy.model), batch.ask.hidden, batch.ask.attention
     for i, (reply_text, spans) in enumerate(zip(batch.text, batch.spans)):
         text, places = whole(policy, batch, i)
         L, predicts = len(places), [place - 1 for place in places]
@@ -159,11 +159,11 @@ def test_episodes_equal_a_loop_over_single_responses(excluding, random_model):
         reasons += [f"{len(before)} replies", ended]
     assert {"no room", True, False, "0 replies", "3 replies"} <= {*reasons}
     group, T, read = torch.arange(B) // 8, found.mask.shape[1], with_replies(found.tokens, found.mask, found.before)
-    logprob = read_responses(part_logprobs, model, prompts, group, *read)[:, :T]
+    logprob = read_responses(logprobs, model, prompts, group, *read, found.mask)
     torch.testing.assert_close(logprob, found.logprob, atol=1e-9, rtol=0)
     hide = torch.zeros_like(found.mask)
     hide[:, 0] = True
-    without = read_responses(logprobs_without, model, prompts, group, *read, [hide])[:, :T]
+    without = read_responses(logprobs_without, model, prompts, group, *read, found.mask, [hide])
     assert (without - logprob)[:, 0].abs().max() < 1e-9 < 1e-3 < (without - logprob)[found.mask].abs().max()
 
 

@@ -36,7 +36,7 @@ from plumbing.tokenizer import Tokenizer
 from qwen2_model import Qwen2
 from queries import Queries
 from rollout import TokenBatch, prompted, token_batch
-from sampler import Part, Samples, describe, part_states, read_responses
+from sampler import MicroBatch, Samples, describe, predicting_states, read_responses
 from settings import Settings
 from start import CHOICES, load_policy
 from tasks.data import raw_rows
@@ -163,7 +163,7 @@ TASK = SimpleNamespace(roles=roles, sentence_starts=sentence_starts, calculation
 GRADED = SimpleNamespace(**vars(TASK) | {"grade": lambda *_: {"reward": 0.0, "answer": 0.0, "format": 0.0}})
 
 
-def facts(model: Qwen2, part: Part) -> Tensor:
+def facts(model: Qwen2, part: MicroBatch) -> Tensor:
     """Log-prob, entropy, logit gradient, as in Samples, and the variance of log p of a token drawn there: (n, 4) of the
     tokens of some responses."""
     def of_some(states: Tensor, tokens: Tensor) -> Tensor:
@@ -171,7 +171,7 @@ def facts(model: Qwen2, part: Part) -> Tensor:
         square = torch.linalg.vecdot(log_probs.exp(), log_probs.square())  # (ROWS,) the mean of log p squared
         known = describe(log_probs, log_probs.exp(), tokens[:, None])  # (ROWS, 3)
         return torch.cat((known, (square - known[:, 1] ** 2)[:, None]), dim=1)
-    return by_rows(of_some, 1, ROWS, part_states(model, part), part.tokens)
+    return by_rows(of_some, 1, ROWS, predicting_states(model, part), part.tokens)
 
 
 def read_step(rollouts: list[Rollout], middle: float, policy: Reader, s: Settings,
@@ -183,7 +183,7 @@ def read_step(rollouts: list[Rollout], middle: float, policy: Reader, s: Setting
     tokens = pad([rollout.tokens for rollout in rollouts])  # (B, T)
     mask = pad([[True] * len(rollout.tokens) for rollout in rollouts])  # (B, T)
     group = torch.arange(len(rollouts), device=device) // s.answers  # (B,)
-    read = read_responses(facts, policy.model, [prefix.prompt for prefix in prefixes], group, tokens, mask,
+    read = read_responses(facts, policy.model, [prefix.prompt for prefix in prefixes], group, tokens, mask, mask,
                           at_once=s.micro_batch)  # (B, T, 4)
     ended = torch.tensor([rollout.tokens[-1] in policy.tokenizer.end_tokens for rollout in rollouts], device=device)
     samples = Samples(tokens, mask, *read[..., :3].unbind(-1), ended, ({},) * len(rollouts))
