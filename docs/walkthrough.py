@@ -27,7 +27,7 @@ PROMPT = [1, 2, 3]  # the numbers and the target; this vocabulary has no words
 # They are drawn before sampling, so a response that ends early leaves some unused.
 UNIFORMS = np.array([[0.65, 0.85, 0.15, 0.50, 0.30, 0.95, 0.05, 0.55],
                      [0.65, 0.85, 0.30, 0.95, 0.05, 0.35, 0.70, 0.10]])
-SEED, V, D, WIDTH = 0, 9, 4, 6  # of the random weights; sizes: WIDTH is that of the MLP
+SEED, V, D, WIDTH = 0, 9, 4, 6  # of the random weights; vocabulary, hidden and MLP size
 SHAPES = {"embedding": (V, D), "norm": (D,), "norm_1": (D,), "norm_2": (D,), "q": (D, D), "k": (D, D), "v": (D, D),
           "q_bias": (D,), "k_bias": (D,), "v_bias": (D,), "o": (D, D), "gate": (WIDTH, D), "up": (WIDTH, D),
           "down": (D, WIDTH)}  # of the weights: one layer with one attention head; the output matrix is the embedding
