@@ -117,7 +117,8 @@ def token_sums(batch: Any, rows: Tensor, logprob: Tensor, loss: Tensor, stopped:
 def tokens_in(batch: Any, rows: Tensor) -> int:
     """How many tokens are read with some responses, rows (b,): with their replies, and each of their prompts once."""
     prompts = sum(len(batch.prompts[q]) for q in set(batch.group[rows].tolist()))
-    return prompts + int(batch.mask[rows].sum()) + reply_length([batch.before[i] for i in rows.tolist()])
+    replies = sum(len(said) for i in rows.tolist() for said in batch.before[i].values())
+    return prompts + int(batch.mask[rows].sum()) + replies
 
 
 def update_columns(updates: list[tuple[dict, float]], learned: dict[str, dict | None]) -> dict[str, float | None]:
@@ -156,11 +157,6 @@ def tokens_reread(prompt: list[int], before: dict[int, list[int]]) -> int:
         said += len(before[t])  # the prompt and the replies so far
         texts += t + said
     return texts
-
-
-def reply_length(before: Iterable[dict[int, list[int]]]) -> int:
-    """The number of tokens that the environment's replies have in some responses, see Samples of sampler.py."""
-    return sum(len(said) for replies in before for said in replies.values())
 
 
 def turn_of(batch: Any) -> Tensor:
