@@ -1,12 +1,10 @@
 """Exact values against brute force: every text that the model can write, summed."""
 from functools import cache
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from lab.turns.credit import credits_along, exact_turns
 from lab.turns.values import grow, histories
 from plumbing.policy import Policy
 from tasks import guess_task
@@ -29,8 +27,7 @@ def six_tokens(end_tokens):
 
 @cache
 def game(*end_tokens):
-    """The policy; and by secret, every text that ends the game or has four tokens: tokens, log-prob of each, with
-    gradient, and success."""
+    """The policy; and by secret, every text that ends the game or has four tokens: tokens, log-prob of each, success."""
     policy = six_tokens([*end_tokens])
     found, open_ = {secret: [] for secret in range(1, 5)}, [(secret, [], []) for secret in range(1, 5)]
     while open_:
@@ -76,44 +73,6 @@ def test_values_equal_the_sum_over_all_texts():
             assert row == -1 or tree.V[1][row, secret - 1] == pytest.approx(value, abs=1e-9)
 
 
-@pytest.mark.parametrize("tokens", [[2, 0, 3, 0], [2, 0, 2, 0], [3, 0], [1, 0, 5, 0], [4, 4, 0], [0]])
-def test_credit_is_the_change_of_the_sum(tokens):
-    """A1 token by token by brute force, and A2 its mean over the secrets that were possible. Guards against an
-    end token's credit in another turn, an invalid turn that keeps a value, and a reply known too early."""
-    (policy, found), secret = game(0), 3
-    success = guess_task.grade("", Puzzle(4, secret, 0), decode(policy, tokens, {})[2])["answer"]
-    a1, a2 = credits_along(grow(policy, 4), tokens, secret, success)
-    first = {2: [3, 4], 1: [2, 3, 4]}.get(tokens[0], [1, 2, 3, 4])  # possible after the first turn
-    for t in range(len(tokens)):
-        possible = first if t >= 2 and tokens[1] == 0 else [1, 2, 3, 4]
-        changes = {s: brute_force(found[s], tokens[: t + 1]) - brute_force(found[s], tokens[:t]) for s in possible}
-        assert a1[t] == pytest.approx(changes[secret], abs=1e-9)
-        assert a2[t] == pytest.approx(np.mean(list(changes.values())), abs=1e-9)
-
-
-def test_every_form_has_the_gradient_of_success_as_its_mean():
-    """sum over texts of p(text) sum_t credit_t grad log p_t = grad V(prompt). Guards against a biased mix or A2."""
-    (policy, texts), value, forms = game(0), 0, [(True, 0.3), (False, 0.6)]  # luck, mix; both are linear in it
-    weights, surrogate = list(policy.model.parameters()), [0] * len(forms)
-    for secret, found in texts.items():
-        mask = torch.tensor([[t < len(text) for t in range(4)] for text, *_ in found])
-        batch = SimpleNamespace(
-            tokens=torch.tensor([text + [0] * (4 - len(text)) for text, *_ in found]), mask=mask,
-            success=torch.tensor([success for *_, success in found]), puzzles=[Puzzle(4, secret, 0)],
-            group=torch.zeros(len(found), dtype=torch.long),
-            ask=SimpleNamespace(policy=policy, step=1, s=SimpleNamespace(max_new_tokens=6), tokens_read=0))
-        logprob = torch.nn.utils.rnn.pad_sequence([logprob for _, logprob, _ in found], batch_first=True)  # (B, 4)
-        p = logprob.sum(1).exp()  # (B,)
-        value = value + (p * batch.success).sum()
-        for i, form in enumerate(forms):
-            surrogate[i] = surrogate[i] + (p.detach() * (exact_turns(batch, *form) * mask * logprob).sum(1)).sum()
-        assert batch.ask.tokens_read == len(forms) * (2 + 4 + 6 * 3 + 12)  # prompt, numbers, six replies, numbers
-    expected = torch.autograd.grad(value, weights, retain_graph=True)
-    for own in surrogate:
-        for x, y in zip(torch.autograd.grad(own, weights, retain_graph=True), expected):
-            torch.testing.assert_close(x, y, atol=1e-9, rtol=0)
-
-
 def in_other_tokens(tokens):
     """Whether a text has a number that token 5 ends, after turns that token 0 ends."""
     turns = list(zip(tokens[::2], tokens[1::2]))
@@ -122,16 +81,13 @@ def in_other_tokens(tokens):
 
 
 def test_values_leave_out_numbers_in_other_tokens():
-    """A second end token lets the game go on in texts that are no history. Their success is all that V(prompt) lacks,
-    and it is in A1, whose sum is success - V(prompt, s) in every text."""
+    """A second end token lets the game go on in texts that are no history. Their success is all that V(prompt) lacks."""
     policy, texts = game(0, 5)
     tree = grow(policy, 4)
     for secret, found in texts.items():
         left_out = 0.0
         for tokens, logprob, success in found:
             left_out += logprob.sum().exp().item() * success * in_other_tokens(tokens)
-            a1, _ = credits_along(tree, tokens, secret, success)
-            assert a1.sum() == pytest.approx(success - tree.V[0][0, secret - 1], abs=1e-9)
         assert left_out > 1e-3
         assert tree.V[0][0, secret - 1] == pytest.approx(brute_force(found, []) - left_out, abs=1e-9)
 

@@ -85,10 +85,7 @@ def words_of(policy: Policy, n: int) -> Words:
 class Tree(NamedTuple):
     """What is known of all histories. Lists have an entry for each level."""
 
-    words: Words
     levels: list[Level]
-    end: list[np.ndarray]  # (R, n) the probability of the end token after a number; at the last level of possible ones
-    after: list[np.ndarray]  # (R, n, n) the value after a turn, by guess - 1 and secret - 1
     V: list[np.ndarray]  # (R, n) V(h, s) by secret - 1, 0 where that is impossible
     tokens: int  # that the model read
 
@@ -97,25 +94,23 @@ class Tree(NamedTuple):
 def grow(policy: Policy, n: int = guess_task.N) -> Tree:
     """The tree of a game of n numbers under a policy."""
     levels, words = histories(n, guess_task.GUESSES), words_of(policy, n)
-    found = [np.zeros((2, len(level.low), n)) for level in levels]
+    pi = [np.zeros((len(level.low), n)) for level in levels]  # (R, n) each, by guess - 1
     tokens = read_level(policy, words, levels, 0, np.array([0]), Cache(policy.model, 1),
-                        torch.tensor([words.prompt]), found)
-    pi, end = map(list, zip(*found))  # (R, n) of each level, by guess - 1; at the last level 0 for impossible numbers
-    after, V = [np.broadcast_to(np.eye(n), (*pi[-1].shape, n))], [pi[-1] * levels[-1].possible]
+                        torch.tensor([words.prompt]), pi)
+    V = [pi[-1]]  # 0 for impossible numbers
     for level, p in zip(levels[-2::-1], pi[-2::-1]):
         below = np.concatenate((V[0], np.zeros((1, n))))  # a child -1 has value 0
         up = np.arange(n) > np.arange(n)[:, None]  # (n, n) whether the secret is above the guess
         then = np.where(up, below[level.child[:, :, 0]], below[level.child[:, :, 1]]) + np.eye(n)  # (R, n, n)
-        after.insert(0, then)
         V.insert(0, np.einsum("rg,rgs->rs", p, then) * level.possible)
-    return Tree(words, levels, end, after, V, tokens)
+    return Tree(levels, V, tokens)
 
 
 def read_level(policy: Policy, words: Words, levels: list[Level], depth: int, rows: np.ndarray, cache: Cache,
-               step: Tensor, found: list[np.ndarray]) -> int:
+               step: Tensor, pi: list[np.ndarray]) -> int:
     """Read what leads to some histories of a level, step (r, W), behind the cache of what came before, then every
-    number that may follow, then the levels below. rows (r,): the histories. Fills `found` (2, R, n) of each level with
-    pi and the probability of the end token after a number; returns how many tokens were read.
+    number that may follow, then the levels below. rows (r,): the histories. Fills `pi` (R, n) of each level; returns how
+    many tokens were read.
     """
     level, n = levels[depth], len(words.numbers)
     wanted = np.ones((len(rows), n), bool) if depth + 1 < len(levels) else level.possible[rows]  # (r, n)
@@ -124,7 +119,7 @@ def read_level(policy: Policy, words: Words, levels: list[Level], depth: int, ro
     p = policy.model.logits(policy.model.hidden(step, cache)[:, -1]).softmax(-1)[r, numbers[g]]  # (M,)
     cache = cache.rows(r)
     q = policy.model.logits(policy.model.hidden(numbers[g][:, None], cache)[:, -1]).softmax(-1)[:, words.end]  # (M,)
-    found[depth][:, rows[r], g] = torch.stack((p * q, q)).double()
+    pi[depth][rows[r], g] = (p * q).double()
     total = step.numel() + len(g)
     if depth + 1 < len(levels):
         place = np.full(wanted.shape, -1)
@@ -135,7 +130,7 @@ def read_level(policy: Policy, words: Words, levels: list[Level], depth: int, ro
         for part in np.array_split(np.arange(len(row)), -(-len(row) // ROWS)):
             some = cache.rows(torch.from_numpy(place[row[part], guess[part]]))
             total += read_level(policy, words, levels, depth + 1, below[row, guess, said][part], some,
-                                replies[said[part]], found)
+                                replies[said[part]], pi)
     return total
 
 
