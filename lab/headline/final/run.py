@@ -18,7 +18,7 @@ from plumbing.comparison import Group
 from plumbing.files import require
 from plumbing.progress import follow
 from plumbing.report import t_estimate
-from plumbing.runs import read_config
+from plumbing.runs import is_finished, read_config
 from rollout import EVALUATION, draw_uniforms, generate_and_grade, prompted
 from settings import Settings
 from start import load_policy
@@ -75,7 +75,7 @@ def write(trained: Room) -> None:
     """draws.csv, steps.csv and tables.md."""
     groups, file = read_groups(trained), trained.folder / "draws.csv"
     rows = {row["run"]: row for row in read_rows(file)}
-    kept = [e for e in trained.runs() if (e.folder / "checkpoint" / "model.safetensors").exists()]
+    kept = [e for e in trained.runs() if is_finished(e.folder)]
     for e in follow("final models", [e for e in kept if e.folder.name not in rows]):
         rows[e.folder.name] = {"run": e.folder.name, "success": f"{success(e):.6f}"}
         write_rows([*rows.values()], file)
