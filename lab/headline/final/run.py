@@ -60,10 +60,11 @@ def read_steps(room: Room) -> dict[str, np.ndarray]:
     """Tokens sampled up to each step (steps + 1,), by run. steps.csv has each step; runs that it lacks are added."""
     file = room.folder / "steps.csv"
     rows, counts = read_rows(file), {}
-    for name in {e.folder.name for e in room.runs()} - {row["run"] for row in rows}:
-        log = read_rows(Path("runs", room.folder.name, name, "metrics.csv"))  # none of a run that was lost
-        rows += [{"run": name, "step": row["step"]} | {key: row[key] and f"{float(row[key]):.6g}" for key in LOGGED}
-                 for row in log if row["success"]]
+    known = {row["run"] for row in rows}
+    for e in (e for e in room.runs() if e.folder.name not in known and is_finished(e.folder)):
+        rows += [{"run": e.folder.name, "step": row["step"]} | {
+            key: row[key] and f"{float(row[key]):.6g}" for key in LOGGED}
+            for row in read_rows(e.folder / "metrics.csv") if row["success"]]
     rows.sort(key=lambda row: (row["run"], int(row["step"])))
     write_rows(rows, file)
     for row in rows:
