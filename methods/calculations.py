@@ -178,8 +178,8 @@ def causal_ablation(batch: TokenBatch) -> Tensor:
     """credit = A * (1.5 in <answer>, 0.5 + 0.5 drop / max drop on a calculation, else 0.5): causal (2602.09331).
 
     Favour the calculations that the answer depends on. The drop is the fall of the answer's log-probability, at least
-    0, when the calculation is hidden from all later tokens (its keys are masked, positions stay); max drop is the
-    largest in the response. A response without an answer, or without a calculation before it, gets plain GRPO.
+    0, when no later state attends to the calculation (its keys are masked, positions stay); max drop is the largest in
+    the response. A response without an answer, or without a calculation before it, gets plain GRPO.
     """
     before = [(i, tokens & ~batch.in_answer[i]) for i in batch.in_answer.any(1).nonzero()[:, 0].tolist()
               for tokens, *_ in written_calculations(batch, i)]  # responses with an answer, calculations outside of it

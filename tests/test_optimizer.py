@@ -76,8 +76,8 @@ def test_the_learning_rate_by_hand(warmup, decay, shares):
 
 
 def test_the_state_of_another_model_is_refused():
-    """Guards against weights that are silently left as they were."""
-    state = Optimizer(nn.Linear(6, 9), 1e-3).state_dict()
-    for other in (nn.Linear(6, 8), nn.Sequential(nn.Linear(6, 9))):
+    """Guards against weights that are silently left as they were, or broadcast."""
+    state = Optimizer(nn.Linear(6, 1), 1e-3).state_dict()
+    for other in (nn.Linear(6, 8), nn.Sequential(nn.Linear(6, 1))):
         with pytest.raises((KeyError, ValueError, RuntimeError)):
             Optimizer(other, 1e-3).load_state_dict(state)
