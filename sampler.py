@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from plumbing.compute import by_rows, distinct_texts, of_like_length
-from plumbing.decoding import ready_to_sample
+from plumbing.decoding import new_decoder
 from qwen2_model import Cache, Qwen2, wide
 
 LOGITS_AT_ONCE = {"cpu": 2**18}  # so many become tokens at a time: on a CPU as many as its cache holds
@@ -114,7 +114,7 @@ def generate(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_token
     with torch.inference_mode():
         rows = torch.arange(B, device=device)  # (B',) the response that each running row writes
         cache, token = read_prompts(model, [prompt for prompt in prompts for _ in range(G)])  # of B rows; (B,)
-        decoder = ready_to_sample(model, cache, T)
+        decoder = new_decoder(model, cache, T)
         for t in range(T):
             logits = model.logits(decoder.states(token))  # (B', V)
             token, found = by_rows(partial(draw_and_describe, greedy=greedy), logits.shape[1], at_once,
