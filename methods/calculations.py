@@ -76,7 +76,7 @@ def calculation_ends(batch: TokenBatch) -> tuple[Tensor, Tensor]:
 
 
 def from_here_on(values: Tensor) -> Tensor:
-    """For each token the sum of values (B, T) at it and later."""
+    """For each column the sum of values (B, T) in it and in later ones."""
     return values.flip(1).cumsum(1).flip(1)
 
 

@@ -38,16 +38,16 @@ def key_token_scores(tokens: Tensor, mask: Tensor, right: Tensor) -> Tensor:
     difference of two proportions) + f_right / f_wrong - f_wrong / f_right. All of these are the paper's choices.
     """
     ids, index = tokens[mask].unique(return_inverse=True)  # (U,), (N,)
-    # (G, U) how often each id occurs in each response
-    counts = ((tokens[:, :, None] == ids) & mask[:, :, None]).sum(1).double()
+    counts = ((tokens[:, :, None] == ids) & mask[:, :, None]).sum(1).double()  # (G, U) of each id in each response
     a, b = ((counts[side] > 0).sum(0) for side in (right, ~right))  # (U,), (U,)
     R, W = int(right.sum()), int((~right).sum())
     p = fisher_p(R, W).to(tokens.device)[a, b]  # (U,)
     strength = torch.where(p < 1 - 1e-9, (-2 * p).exp(), 0.0) + information_gain(a, b, R, W)  # (U,) F + IG
-    lengths = torch.stack([counts[side].sum() for side in (right, ~right)])  # (2,) tokens on each side
-    frequency = torch.stack([counts[side].sum(0) for side in (right, ~right)]) / lengths[:, None]  # (2, U)
+    occurrences = torch.stack([counts[side].sum(0) for side in (right, ~right)])  # (2, U)
+    length = occurrences.sum(1, keepdim=True)  # (2, 1) tokens on each side
+    frequency = occurrences / length  # (2, U)
     # BM25: frequency (k + 1) / (frequency + k (1 - c + c length / mean length)), with the authors' k = 2, c = 1/2.
-    f = frequency * 3 / (frequency + (1 + lengths / lengths.mean())[:, None])  # (2, U)
+    f = frequency * 3 / (frequency + (1 + length / length.mean()))  # (2, U)
     h = 2 * (a / R).sqrt().asin() - 2 * (b / W).sqrt().asin()  # (U,) Cohen's h; the authors' code omits both 2s
     x = h + f[0] / (f[1] + 1e-5) - f[1] / (f[0] + 1e-5)  # (U,)
     return (2 * (strength / 2 * x).sigmoid() - 1)[index].float()

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from methods.calculations import from_here_on
 from methods.controls import another, needs_of
 from mitigations import segment_credit, token_credit
 from plumbing.metrics import turn_of
@@ -59,6 +60,5 @@ def turn_baseline(batch: TokenBatch, to_end: bool = False) -> Tensor:
         return (grouped.sum(1, keepdim=True) - grouped).view_as(values)
 
     b = of_others(earned) / of_others(reached.double()).clamp(min=1) * (reached | to_end)  # (B, K)
-    from_turn_on = b.flip(1).cumsum(1).flip(1)  # (B, K)
-    credit = batch.reward[:, None] - from_turn_on.gather(1, turn)  # (B, T)
+    credit = batch.reward[:, None] - from_here_on(b).gather(1, turn)  # (B, T)
     return credit * (credit.abs() > 1e-14 * batch.reward.abs().max())  # drops what rounding leaves
