@@ -33,7 +33,7 @@ from plumbing.registry import assign_credit, check_order, check_pure, required
 from plumbing.run_folder import Writer, default_folder
 from plumbing.task_file import load_puzzles, load_task, read_weights
 from plumbing.tokenizer import Tokenizer
-from qwen2_model import load_model, save_model
+from qwen2_model import Qwen2, load_model, save_model
 from queries import Queries
 from rollout import draw_puzzles, rollout
 from settings import Settings
@@ -46,10 +46,8 @@ CHOICES = {"reward": ("graded", "random"), "shaping": SHAPINGS, "advantage": ADV
 
 
 def start(arguments: list[str], usage: str) -> tuple:
-    """The arguments of `train` for what a command line asks; row is {} in a new run.
-
-    usage: what --help says above the flags.
-    """
+    """The arguments of `train` for what a command line asks; row is {} in a new run. usage: what --help says above the
+    flags."""
     s, hyper_parameters, resume, on_step = parse_flags(arguments, usage)
     method = MITIGATIONS[s.mitigation]
     differences = changed(s, Settings(), hyper_parameters, method)
@@ -80,10 +78,8 @@ def start(arguments: list[str], usage: str) -> tuple:
 def try_step(policy: Policy, optimizer: Optimizer, puzzles: list, s: Settings,
              mitigation: Callable) -> tuple[dict, set[str]]:
     """Try a small step, of three short responses to each of two puzzles, so that a mistake in somebody's own function
-    is seen before the run begins. Returns its columns of metrics.csv, and the names in batch.log.
-
-    It leaves no trace: no weight moves, copies of the heads learn, and random numbers are drawn as if nothing had been.
-    """
+    is seen before the run begins. Returns its columns of metrics.csv, and the names in batch.log. It leaves no trace:
+    no weight moves, copies of the heads learn, and random numbers are drawn as if nothing had been."""
     s = replace(s, questions=2, answers=3, max_new_tokens=min(8, s.max_new_tokens), updates_per_batch=1)
     policy = policy._replace(heads=copy.deepcopy(policy.heads))
     # An optimizer whose step clips the gradient, which says its norm, and moves nothing.
@@ -110,7 +106,6 @@ def prepare(s: Settings, hyper_parameters: dict) -> tuple[Policy, list, list]:
     task = load_task(s.task)
     device = join(s.device)  # connects to the other processes of torchrun; each has its own GPU
     training, heldout = load_puzzles(task, s.eval_problems, s.data, s.eval_data)
-    # In all processes:
     check_equal(asdict(s) | hyper_parameters | {"data": [puzzle.id for puzzle in training + heldout]})
     policy = load_policy(replace(s, device=device), task, required(s.mitigation, hyper_parameters))
     check_puzzles(policy, puzzles_of_run(training, s), heldout, s)
@@ -131,16 +126,8 @@ def load_policy(s: Settings, task: ModuleType | None = None, needs: tuple[str, .
     """The model, its tokenizer, the task, and what the credit function needs: heads, and the reference model."""
     check_device(s.device)
     s, task = with_model(s), task or load_task(s.task)  # `start` has done both; the laboratory calls this alone
-    model, tokenizer = load_model(s.model, s.device, getattr(torch, s.dtype)), Tokenizer(s.model)
-    model.temperature = s.temperature
-    arithmetic = s.arithmetic or arithmetic_for(s.dtype, s.device)
-    model.arithmetic = getattr(torch, arithmetic) if arithmetic != s.dtype else None  # then .double() changes both
+    model, tokenizer = load_trainable(s), Tokenizer(s.model)
     model.real_vocab = tokenizer.size  # the embedding may have more rows than there are tokens; they are never sampled
-    model.checkpoint_activations = s.checkpoint_activations
-    if s.lora_rank:
-        add_adapters(model, s.lora_rank, s.lora_alpha, seed_of("adapters", s.seed))
-    if s.adapter:
-        load_adapters(model, s.adapter, s.lora_rank, s.lora_alpha, s.model)
     missing = lacking(needs, task, HEADS)
     require(not missing, f"--mitigation {s.mitigation} needs {', '.join(missing)}, which is neither a function of the "
             f"task {s.task} nor a head ({', '.join(HEADS)})")
@@ -150,6 +137,19 @@ def load_policy(s: Settings, task: ModuleType | None = None, needs: tuple[str, .
     compared = s.kl > 0 or s.shaping == "kl" or "reference" in needs
     reference = copy.deepcopy(model, shared).requires_grad_(False) if compared else None
     return Policy(model, tokenizer, task, heads, reference, read_weights(s.reward_weights))
+
+
+def load_trainable(s: Settings) -> Qwen2:
+    """The model as it is sampled from and trained: with its temperature, the dtype of its products, its adapters."""
+    model = load_model(s.model, s.device, getattr(torch, s.dtype))
+    model.temperature, model.checkpoint_activations = s.temperature, s.checkpoint_activations
+    arithmetic = s.arithmetic or arithmetic_for(s.dtype, s.device)
+    model.arithmetic = getattr(torch, arithmetic) if arithmetic != s.dtype else None  # then .double() changes both
+    if s.lora_rank:
+        add_adapters(model, s.lora_rank, s.lora_alpha, seed_of("adapters", s.seed))
+    if s.adapter:
+        load_adapters(model, s.adapter, s.lora_rank, s.lora_alpha, s.model)
+    return model
 
 
 def save_policy(policy: Policy, s: Settings, folder: Path) -> None:
