@@ -3,7 +3,7 @@
     python analyze.py runs/none-seed0                       one run, into its analysis/
     python analyze.py runs/*                                methods compared over seeds, into comparison/ beside them
 
-Two measures say what each of the N tokens of a run receives (a response has L of them):
+Two measures say what each of the N tokens of a run receives:
     contribution = credit * log p           the original work's: a value, not a gradient; negative where it reinforces
     gradient     = credit * ||onehot - p||  the norm of d(credit * log p) / d logits (over the temperature), with the
                                             sign of the credit
@@ -36,7 +36,7 @@ CREDITED = ("tokens", "share", *(f"abs({measure})" for measure in MEASURES), *ME
             "contribution: deviation", "range")  # columns; those of LEARNED with decimals
 SIZES = [f"{measure}, {of}" for measure in MEASURES for of in ("filler size", "reasoning size", "filler / reasoning")]
 CONTROLS = ("random", "inverted", "shuffled", "share")  # of methods/controls.py: there to compare with, not to use
-PAGE_TOKENS = 2**20  # at most so many are in tokens.html, of 12 bytes or more: of a longer run every second step, ...
+PAGE_TOKENS = 2**20  # about so many are in tokens.html, of 12 bytes or more: of a longer run every second step, ...
 
 
 def method_name(label: str) -> str:

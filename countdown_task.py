@@ -17,9 +17,9 @@ KNOWN and `demonstrate(puzzle, rng, known)`, a response to imitate. `reply` make
 
 It differs from TinyZero and GRPO-Zero, from which the task comes, in four ways:
 1. An answer is computed with exact fractions, from a syntax tree in which only + - * / are allowed. Nothing is eval'd.
-2. A hash decides a puzzle's split, so that no puzzle is in both. A tenth of all puzzles is held out; training
-   may see their numbers with another target. A tenth of all sets of numbers is in neither split: `new_numbers`, for a
-   stricter test. (GRPO-Zero tests on the last rows of Countdown-Tasks-3to4, which lists many puzzles twice, with the
+2. A hash decides a puzzle's split, so that no puzzle is in both. A tenth of all sets of numbers is in neither split:
+   `new_numbers`, for a stricter test. A tenth of the other puzzles is held out; training may see their numbers with
+   another target. (GRPO-Zero tests on the last rows of Countdown-Tasks-3to4, which lists many puzzles twice, with the
    numbers in another order.)
 3. What a token is (a part of a tag, of a calculation or of prose) is found by character offsets in the decoded text. A
    tag may be split over several tokens, or merged with its neighbours, and is still recognised.

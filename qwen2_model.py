@@ -139,7 +139,7 @@ class Layer(nn.Module):
         self.qkv_adapter = self.o_adapter = self.gate_up_adapter = self.down_adapter = None  # lora.py may set them
 
     def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor], mask: Tensor, extend: Callable) -> Tensor:
-        """x (R, S, D) -> (R, S, D). rotation: see `rotate`; mask: see `attention`; extend(k, v): see Cache."""
+        """x (R, S, D) -> (R, S, D). rotation: see `rotate`; mask: see `attention`; extend(k, v): see Cache.extend."""
         q, k, v = self.heads(x, rotation)  # (R, H, S, d), (R, K, S, d), (R, K, S, d)
         out = attention(q, *extend(k, v), mask)  # (R, H, S, d)
         x = x + product(out.transpose(1, 2).flatten(2), self.o, adapter=self.o_adapter)

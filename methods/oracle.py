@@ -12,7 +12,7 @@ the policy takes it, and the value becomes V_{t+1}. Otherwise it takes any other
 
     V_t = p_t V_{t+1} + (1 - p_t) U_t
 
-So work backwards. V_L, behind the last token, is the response's own reward. At every step only U_t is unknown, and
+So work backwards. V_T, behind the last token, is the response's own reward. At every step only U_t is unknown, and
 rollouts estimate it: their first token is drawn from all but the actual one, the rest as usual, within what is left of
 the token limit. Substituting V_t gives
 

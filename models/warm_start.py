@@ -199,7 +199,7 @@ def preview(task: ModuleType, puzzles: list) -> None:
 
 
 def report(folder: Path, task: ModuleType, count: int = 1024) -> None:
-    """Print success and format on puzzles seen and on held-out ones: one response each, and the best of 8 to 256."""
+    """Print success and format on puzzles seen and on held-out ones, one response each; of 256 the best of 8, too."""
     policy = load_policy(Settings(model=str(folder)), task)
     print("| puzzles | asked | success | pass@8 | format | length |\n|---|--:|--:|--:|--:|--:|")
     for part, name in (("train", "seen"), ("heldout", "held out")):

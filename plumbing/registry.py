@@ -1,4 +1,5 @@
-"""The registry of credit functions: what a decorator of mitigations.py makes of a function, and the checks of a call.
+"""The registry of credit functions: what a decorator of mitigations.py makes of a function; and checks of what these,
+advantages, loss norms and losses return.
 
 A first reading can skip it. It knows none of the functions; importing `methods` completes MITIGATIONS.
 """

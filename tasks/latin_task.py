@@ -21,7 +21,7 @@ from tasks.text import digit_roles as roles, sentence_starts, split  # noqa: F40
 INSTRUCTION = "Each row and column must hold 1 to 5. Answer with the whole square, row by row, and nothing else."
 PARTS = {"answer": 1.0, "format": 0.1}  # of the reward, with their weights
 MORE = 2  # cells given beyond what the solution needs
-KNOWN = (1.0, 0.6)  # probability that a digit is the solution's, for the first and the last part of the warm start
+KNOWN = (1.0, 0.6)  # probability that a digit is copied from the solution, in the warm start's first and last part
 
 
 class Puzzle(NamedTuple):
@@ -62,10 +62,8 @@ def key(puzzle: Puzzle) -> str:
 
 
 def load(part: str, count: int | None = None, path: str = "") -> list[Puzzle]:
-    """At most `count` puzzles of `train` or `heldout`: made here, 2,048 without a count, or the lines of a file.
-
-    `all`: those of both, and of a file in its order.
-    """
+    """At most `count` puzzles of `train` or `heldout`: made here, 2,048 without a count, or the lines of a file. `all`:
+    those of both, and of a file in its order."""
     if path:
         found = dict.fromkeys(Puzzle(line.strip()) for line in read_text(Path(path)).split("\n") if line.strip())
         return [puzzle for puzzle in found if part in ("all", split(key(puzzle)))][:count]
@@ -124,7 +122,8 @@ def within_reach(response: str, spans: list[tuple[int, int]], puzzle: Puzzle) ->
 
 
 def demonstrate(puzzle: Puzzle, rng: np.random.Generator, known: float) -> str:
-    """A response for the warm start: each cell is the solution's with probability `known`, else one without a clash."""
+    """A response for the warm start: an open cell gets the solution's digit with probability `known`, else any digit
+    without a clash, if there is one. (In about 87% of cells that is the solution's, too.)"""
     square, right = [int(cell) if cell != "_" else 0 for cell in puzzle.id], solution(puzzle.id)
     for i in (i for i in range(25) if not square[i]):
         near = square[i // 5 * 5 : i // 5 * 5 + 5] + square[i % 5 :: 5]  # its row and its column
