@@ -76,7 +76,7 @@ def position_bins(log: dict, count: int) -> list[tuple[str, np.ndarray]]:
 
 
 def learning_table(metrics: dict) -> Table:
-    """Up to ten steps all, else 0, 1, 10, 50, 100, as in the original work, and the last; no empty column."""
+    """A row per step if there are at most ten, else for 0, 1, 10, 50, 100 (the original's) and the last."""
     success, error = metrics["heldout_success"], 1.96 * metrics["heldout_stderr"]
     last, first = len(success) - 1, int(np.isnan(success[0]))  # all that step 0 has
     steps = [step for step in range(first, last + 1) if last <= 10 or step in (0, 1, 10, 50, 100, last)]

@@ -227,7 +227,7 @@ def tree_value(node: ast.expr) -> Fraction:
 
 
 def calculations(response: str, puzzle: Puzzle) -> list[tuple[CalculationSpan, bool]]:
-    """Where each calculation `a operator b = result` stands, and whether it is true, of unused a and b."""
+    """Where each calculation `a operator b = result` stands, and whether it is true and a and b were available."""
     spans = find_calculations(response)
     return list(zip(spans, check_calculations(response, spans, puzzle.numbers)))
 

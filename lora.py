@@ -29,7 +29,7 @@ from qwen2_model import Qwen2, parts_of, wide
 
 
 class Adapter(nn.Module):
-    """A and B of one of our matrices W, which consists of 1, 2 or 3 matrices of a checkpoint, its parts.
+    """A and B for one of our matrices W, which is 1, 2 or 3 matrices of a checkpoint, its parts, stacked.
 
     A (parts r, inputs) has the parts' A below each other, B (outputs, r) their B.
     """
@@ -44,13 +44,13 @@ class Adapter(nn.Module):
         self.A, self.B = nn.Parameter(A.to(w.device, dtype)), nn.Parameter(w.new_zeros(len(w), rank, dtype=dtype))
 
     def add(self, x: Tensor, y: Tensor) -> Tensor:
-        """Add what the adapter makes of x (..., inputs) to y (..., outputs), in place."""
+        """Add (alpha / r) (x A^T) B^T, of x (..., inputs), to y (..., outputs), in place."""
         narrow = F.linear(x, self.A).split(self.rank, dim=-1)  # of each part (..., r)
         added = torch.cat([F.linear(z, B) for z, B in zip(narrow, self.B.split(self.sizes))], dim=-1)  # (..., outputs)
         return y.add_(added, alpha=self.alpha / self.rank)
 
     def change(self) -> Tensor:
-        """What is added to W, (outputs, inputs), in float32 or wider."""
+        """(alpha / r) B A, what is added to W (outputs, inputs), in float32 or wider."""
         pairs = zip(wide(self.B).split(self.sizes), wide(self.A).split(self.rank))
         return self.alpha / self.rank * torch.cat([B @ A for B, A in pairs])
 

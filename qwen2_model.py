@@ -3,7 +3,7 @@
 How this differs from the reports (Qwen2 2407.10671, Qwen3 2505.09388, Llama 2302.13971) and the usual implementations:
 1. One class implements all three. Qwen2 has a bias on q, k and v. Qwen3 has none, but an RMSNorm on each head's q and
    k. Llama has neither.
-2. One forward pass samples and reads. It takes rows of new tokens that follow what a cache holds: one token a row while
+2. One forward pass serves sampling and training. It takes new tokens behind what a cache holds: one a row while
    sampling, a whole response, with gradient, when it is trained on. See Qwen2.hidden and Cache.
 3. q, k and v are one matrix, in a checkpoint's order, and so are gate and up: one large product is faster than three.
 
@@ -28,7 +28,7 @@ from plumbing.compute import by_rows, in_memory, linear, recomputed
 from plumbing.files import check_tensors, read_json, replace_file, write_json
 from plumbing.model_folder import check_folder, config_values, read_weights, written_config
 
-LOGITS_KEPT = 2**26  # logits kept for the backward pass, at most; else computed again
+LOGITS_KEPT = 2**26  # most logits to keep for the backward pass; where there are more, it computes them again
 NOWHERE = 2**62  # the position of a column without a token: after every token, so that none sees it
 ARCHITECTURES = {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM"}
 
@@ -176,7 +176,7 @@ class Qwen2(nn.Module):
         self.head = None if config.tie_word_embeddings else nn.Parameter(torch.zeros(V, D))
 
     def hidden(self, tokens: Tensor, cache: "Cache", hide: Tensor | None = None) -> Tensor:
-        """Last hidden states (R, S, D) of new tokens (R, S), each of which follows what its row of the cache has read.
+        """Last hidden states (R, S, D) of new tokens (R, S): those of a row follow what the cache has read for it.
 
         The cache grows by S columns. hide (R, 1, S, S): where a new token may not see another one.
         """
@@ -317,7 +317,7 @@ def to_checkpoint(tensors: dict[str, Tensor], c: Config) -> dict[str, Tensor]:
 
 
 def from_checkpoint(tensors: dict[str, Tensor], like: dict[str, Tensor], c: Config) -> dict[str, Tensor]:
-    """The inverse: tensors by the names of our weights `like`, from a checkpoint's."""
+    """The inverse of to_checkpoint: tensors by our names, those of `like`, from tensors by a checkpoint's."""
     return {name: torch.cat([tensors[part] for part in parts_of(name, len(x), c)]) for name, x in like.items()}
 
 

@@ -82,7 +82,7 @@ def try_step(policy: Policy, optimizer: Optimizer, puzzles: list, s: Settings,
     no weight moves, copies of the heads learn, and random numbers are drawn as if nothing had been."""
     s = replace(s, questions=2, answers=3, max_new_tokens=min(8, s.max_new_tokens), updates_per_batch=1)
     policy = policy._replace(heads=copy.deepcopy(policy.heads))
-    # An optimizer whose step clips the gradient, which says its norm, and moves nothing.
+    # An optimizer whose step clips the gradient and returns its norm, but moves no weight.
     still = SimpleNamespace(zero_grad=optimizer.zero_grad, step=optimizer.clip)
     with as_if_nothing_was_drawn(policy.model.norm.device):
         check_order(s, policy.model.norm.device, ADVANTAGES[s.advantage], LOSS_NORMS[s.loss_norm], LOSSES[s.loss])
@@ -132,7 +132,7 @@ def load_policy(s: Settings, task: ModuleType | None = None, needs: tuple[str, .
     require(not missing, f"--mitigation {s.mitigation} needs {', '.join(missing)}, which is neither a function of the "
             f"task {s.task} nor a head ({', '.join(HEADS)})")
     heads = {name: load_head(name, s.model, model) for name in HEADS if name in needs}
-    # What deepcopy finds here it does not copy: with LoRA, all but the adapters.
+    # deepcopy shares what this memo has, the frozen weights: with LoRA, all but the adapters.
     shared = {id(p): p for p in model.parameters() if not p.requires_grad}
     compared = s.kl > 0 or s.shaping == "kl" or "reference" in needs
     reference = copy.deepcopy(model, shared).requires_grad_(False) if compared else None

@@ -45,7 +45,7 @@ def reward_decomposition(batch: TokenBatch, weights: str = "0.1,0.3,1", stepwise
     verdicts = [torch.tensor([right for *_, right in found], dtype=torch.float32) for found in written]  # B of (S,)
     share = torch.stack([v.sum() / max(len(v), 1) for v in verdicts]).to(batch.reward.device)  # (B,) 0 without any
     process, format, answer = (z_score(by_group(batch, r[:, None])).view(-1, 1)  # in each group, (Q, G, 1)
-                               for r in (share, batch.format, batch.success))  # (B, 1) each
+                               for r in (share, batch.format, batch.success))  # (B,) each -> (B, 1) each
     thinking = calculation_advantage(batch, written, verdicts) if stepwise else process  # (B, T) or (B, 1)
     section = torch.where(batch.in_answer, c * answer, b * thinking)  # (B, T)
     credit = a * format * (batch.role == STRUCTURE) + section  # (B, T)
@@ -66,7 +66,7 @@ def calculation_advantage(batch: TokenBatch, written: list[list], verdicts: list
 
 
 def calculation_ends(batch: TokenBatch) -> tuple[Tensor, Tensor]:
-    """Two of (B, T): 1 at the last token of each calculation; the same where it is true and its numbers available."""
+    """(B, T) each: 1 at the last token of every calculation; 1 at that of each true one with available numbers."""
     ends, true = torch.zeros_like(batch.logprob), torch.zeros_like(batch.logprob)  # (B, T) each
     for i in range(len(batch.text)):
         for tokens, _, right in written_calculations(batch, i):

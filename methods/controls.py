@@ -1,4 +1,4 @@
-"""Controls, to compare with: credit from noise, another method's reversed or shuffled, that of some responses.
+"""Controls to compare with: random weights, another method's reversed or shuffled, or credit on some responses alone.
 
 Beside them stands `expert_iteration`, which compares no response with others.
 

@@ -33,7 +33,7 @@ from rollout import TokenBatch
 
 LR = 5e-4  # of AdamW
 EPOCHS = 4  # optimizer steps on each batch
-CLIP = 0.2  # a value that has moved this far towards the reward is not pulled any further
+CLIP = 0.2  # a value that has moved this far towards its target is not pulled any further
 
 
 class Probe(nn.Module):

@@ -70,7 +70,7 @@ def fisher_p(R: int, W: int) -> Tensor:
 
 
 def information_gain(a: Tensor, b: Tensor, R: int, W: int) -> Tensor:
-    """Bits (U,) that a token's presence, in a of R right and b of W wrong responses (U,), tells about being right."""
+    """Information gain (U,), in bits, about being right from presence in a of R right and b of W wrong responses."""
     def entropy(x: Tensor, y: Tensor) -> Tensor:  # of the split into x and y, times x + y
         total = (x + y).clamp(min=1)
         return -(torch.xlogy(x, x / total) + torch.xlogy(y, y / total)) / math.log(2)

@@ -1,6 +1,6 @@
 """Credit by turns, for tasks that reply (tasks/guess_task.py): a turn is what the policy says between two replies.
 
-In a response of one turn these are other methods: GRPO, where --of reweights, and twice RLOO.
+In a response of one turn turn_mean, where --of is a reweighting, is GRPO, and the other two are RLOO.
 
 Run it:  python train.py --task guess --mitigation turn_baseline
 """

@@ -170,7 +170,7 @@ def demonstrations(policy: Policy, puzzles: list, rng: np.random.Generator, s: S
 
 
 def tune(policy: Policy, puzzles: list, steps: int, until: float, s: Settings) -> None:
-    """The same for a pretrained model, by the update of grpo.py with credit 1 on every token of the demonstrations.
+    """`imitate` for a pretrained model, by the update of grpo.py with credit 1 on every token of the demonstrations.
 
     In its own precision, until held-out success, measured every CHECK steps, is as high as `until`.
     """

@@ -17,11 +17,11 @@ from torch.utils.checkpoint import checkpoint
 SCORES_AT_ONCE = 2**24  # attention scores that are computed at once, at most
 PROBABILITIES_KEPT = 2**25  # bytes of a layer's attention probabilities kept for the backward pass; else computed again
 BLOCK = 2**21  # numbers of a matrix that are converted at once: they stay in the processor's cache
-LIKE = 0.75  # a response is padded, to be read with longer ones, if it has at least this share of their length
+LIKE = 0.75  # responses are read together, padded, if the shortest has at least this share of the longest's length
 
 
 def recomputed(function: Callable) -> Callable:
-    """The function, of which the backward pass computes again what it needs, so that nothing of it is kept."""
+    """The function with activation checkpointing: nothing in it is kept, and the backward pass computes it again."""
     return partial(checkpoint, function, use_reentrant=False, preserve_rng_state=False)
 
 

@@ -5,17 +5,17 @@ On a GPU a decode step is a CUDA graph: its kernels are recorded once and replay
 for Python else. A replay has the same shapes each time. So it computes all B rows, those that have ended, too, and
 attention looks at all columns of the cache, of which the unused ones are at a position that nobody has reached.
 """
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from qwen2_model import NOWHERE, Cache, Qwen2
-
 REPLAYED_ON = {"cuda"}  # devices that replay a recorded step: 2.4 times as fast there
 
 
-def new_decoder(model: Qwen2, cache: Cache, room: int) -> "Decoder":
-    """What reads one new token of each row at a time, `room` times, behind a Cache of qwen2_model.py."""
+def new_decoder(model: Any, cache: Any, room: int) -> "Decoder":
+    """A decoder that reads one new token of each row at a time, at most `room` times, behind what a Cache holds."""
     return (GraphDecoder if cache.length.device.type in REPLAYED_ON else Decoder)(model, cache, room)
 
 
@@ -23,7 +23,7 @@ class Decoder:
     """Reads into a Cache with room for all tokens, in place and without gradient, and lets rows go. It is handed to the
     model as the cache: position, mask, advance and extend are what that asks of one."""
 
-    def __init__(self, model: Qwen2, cache: Cache, room: int):
+    def __init__(self, model: Any, cache: Any, room: int):
         cache.keys, cache.values = ([F.pad(x, (0, 0, 0, room)) for x in side] for side in (cache.keys, cache.values))
         self.model, self.cache, self.mask = model, cache, cache.mask
 
@@ -63,12 +63,12 @@ class Decoder:
 class GraphDecoder(Decoder):
     """Reads with all B rows, in fixed shapes. Without a CUDA device nothing is recorded: for tests."""
 
-    def __init__(self, model: Qwen2, cache: Cache, room: int):
+    def __init__(self, model: Any, cache: Any, room: int):
         super().__init__(model, cache, room)
         B, past = cache.position.shape
         self.rows = torch.arange(B, device=cache.length.device)  # (B',) the running ones
         self.token, self.column = torch.zeros_like(self.rows)[:, None], self.rows.new_tensor([past - 1])  # the latest
-        cache.position = F.pad(cache.position, (0, room), value=NOWHERE)  # (B, columns) none read yet
+        cache.position = F.pad(cache.position, (0, room), value=2**62)  # (B, columns) none read yet
         self.changing = cache.position, cache.length, self.column
         self.graph = self.record() if self.token.is_cuda else None
 

@@ -39,7 +39,7 @@ class Policy(NamedTuple):
         return getattr(self.task, "PARTS", {"reward": 1.0}) | self.weights
 
     def grade(self, text: str, puzzle: Any, turns: list[str]) -> dict[str, float]:
-        """The reward and the task's grades of a response, which in several turns depend on its turns alone."""
+        """The reward and the task's grades of a response. turns: the texts of its turns, for a task that replies."""
         several = (turns,) if hasattr(self.task, "reply") else ()
         found = graded(self.task, self.parts, text, puzzle, *several)
         return found | dict.fromkeys(("reward", "answer"), float(self.coin.integers(2))) if self.coin else found

@@ -1,7 +1,7 @@
 """Arithmetic: every result that numbers can make, and the calculations that a text contains.
 
-countdown_task.py makes its puzzles with the first part. The credit functions of methods/calculations.py use the others:
-which calculations a response contains, which of them are right, and whether the target can still be reached.
+countdown_task.py makes its puzzles with the first part. The credit functions of methods/calculations.py use the other
+two: which calculations a response contains, which of them are right, and whether the target can still be reached.
 """
 import functools
 import itertools

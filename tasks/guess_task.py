@@ -26,7 +26,7 @@ from tasks.text import digit_roles as roles  # noqa: F401
 N, GUESSES = 15, 4
 PARTS = {"answer": 1.0, "format": 0.1}  # of the reward, with their weights
 KNOWN = (0.6, 0.05)  # probability that a guess halves what is left, for the first and the last part of the warm start
-FORGOTTEN = 0.7  # probability that any other demonstrated guess ignores what was said
+FORGOTTEN = 0.7  # probability that a demonstrated guess which does not halve ignores the replies, too
 
 
 class Puzzle(NamedTuple):
@@ -77,7 +77,7 @@ def number(turn: str, puzzle: Puzzle) -> int | None:
 
 
 def reply(turns: list[str], puzzle: Puzzle, chat: bool) -> str | None:
-    """`higher` or `lower` after a guess; None where it is right, the last one, or none."""
+    """`higher` or `lower` after a guess; None where it is right, is the last one, or is no number of the game."""
     guess = number(turns[-1], puzzle)
     if guess in (None, puzzle.secret) or len(turns) == GUESSES:
         return None

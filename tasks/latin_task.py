@@ -20,7 +20,7 @@ from tasks.text import digit_roles as roles, sentence_starts, split  # noqa: F40
 
 INSTRUCTION = "Each row and column must hold 1 to 5. Answer with the whole square, row by row, and nothing else."
 PARTS = {"answer": 1.0, "format": 0.1}  # of the reward, with their weights
-MORE = 2  # cells given beyond what the solution needs
+MORE = 2  # cells given beyond those that make the solution unique
 KNOWN = (1.0, 0.6)  # probability that a digit is copied from the solution, in the warm start's first and last part
 
 

@@ -30,7 +30,7 @@ STEPS = {"+": ("{a} finds {k} more.", "{a} buys {k} more.", "{b} brings {k}.", "
          "-": ("{a} gives {k} to {b}.", "{a} loses {k}.", "{b} takes {k}.", "{a} sells {k}."),
          "*": ("Now {a} makes it {k} times as many.", "{a} collects until there are {k} times as many."),
          "/": ("{a} keeps one of {k} equal parts.", "{a} divides them among {k} and keeps one share.")}
-LARGEST = 60  # result
+LARGEST = 60  # the largest result of a step
 PARTS = {"answer": 1.0, "format": 0.1}  # of the reward, with their weights
 
 

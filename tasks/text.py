@@ -50,12 +50,12 @@ def roles(text: str, spans: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarr
     kinds = np.array([REASONING if c in "0123456789+-*/=()" else FILLER for c in text], np.int8)
     for tag in re.finditer("|".join(TAGS), text):
         kinds[tag.start() : tag.end()] = STRUCTURE
-    deciding, answer_start = anchors(text, spans), text.rfind(ANSWER)  # (L,) each token's first visible one
+    deciding, answer_start = anchors(text, spans), text.rfind(ANSWER)  # (L,); -1 without an answer
     return of_tokens(kinds, spans, deciding), (deciding >= answer_start) & (answer_start >= 0)
 
 
 def digit_roles(text: str, spans: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
-    """The same where all of a text is the answer. reasoning: a digit; structure: the end token; filler: all else."""
+    """`roles` for a text that is all answer. reasoning: a digit; structure: the end token; filler: all else."""
     kinds = np.array([REASONING if c in "0123456789" else FILLER for c in text], np.int8)
     return of_tokens(kinds, spans, anchors(text, spans)), np.ones(len(spans), bool)
 
