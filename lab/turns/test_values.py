@@ -27,7 +27,7 @@ def six_tokens(end_tokens):
 
 @cache
 def game(*end_tokens):
-    """The policy; and by secret, every text that ends the game or has four tokens: tokens, log-prob of each, success."""
+    """The policy; and by secret, every text that ends the game or has four tokens: tokens, log-probs, success."""
     policy = six_tokens([*end_tokens])
     found, open_ = {secret: [] for secret in range(1, 5)}, [(secret, [], []) for secret in range(1, 5)]
     while open_:
@@ -81,7 +81,7 @@ def in_other_tokens(tokens):
 
 
 def test_values_leave_out_numbers_in_other_tokens():
-    """A second end token lets the game go on in texts that are no history. Their success is all that V(prompt) lacks."""
+    """A second end token lets the game go on in texts that are no history. Their success is what V(prompt) lacks."""
     policy, texts = game(0, 5)
     tree = grow(policy, 4)
     for secret, found in texts.items():

@@ -109,9 +109,8 @@ def grow(policy: Policy, n: int = guess_task.N) -> Tree:
 def read_level(policy: Policy, words: Words, levels: list[Level], depth: int, rows: np.ndarray, cache: Cache,
                step: Tensor, pi: list[np.ndarray]) -> int:
     """Read what leads to some histories of a level, step (r, W), behind the cache of what came before, then every
-    number that may follow, then the levels below. rows (r,): the histories. Fills `pi` (R, n) of each level; returns how
-    many tokens were read.
-    """
+    number that may follow, then the levels below. rows (r,): the histories. Fills `pi` (R, n) of each level. Returns how
+    many tokens were read."""
     level, n = levels[depth], len(words.numbers)
     wanted = np.ones((len(rows), n), bool) if depth + 1 < len(levels) else level.possible[rows]  # (r, n)
     r, g = map(torch.from_numpy, np.nonzero(wanted))  # (M,) each: a row, and guess - 1
