@@ -32,6 +32,7 @@ from plumbing.report import Estimate, Table, t_estimate
 from plumbing.runs import heldout, is_finished, read_config, read_metrics
 
 LOOK = 0.5  # seconds between two looks at the runs
+LEAST = 2  # seeds that all arms must have before there are tables
 BY_STEP = ("curve", "spent")  # success, and weighted tokens so far, as `step:value` pairs
 COSTS = {"tokens_sampled": 1, "tokens_read": 1, "tokens_updated": 3}  # in forward passes; a backward pass is two
 FIGURES = ("version", "steps", "area", "start", "end", *COSTS, "seconds")
@@ -48,7 +49,6 @@ class Room(NamedTuple):
     seeds: Iterable[int]
     arms: dict[str, str]  # by name, the method and its flags; the others are compared with the first
     version: int = 3  # of a new row. Raise it when a change alters what runs give: no contrast spans two versions
-    least: int = 2  # seeds that all arms must have before there are tables
     program: str = "train.py"
 
     def runs(self) -> list["Experiment"]:
@@ -57,7 +57,8 @@ class Room(NamedTuple):
 
     def rows(self) -> dict[str, dict[str, str]]:
         """The rows of runs.csv by run. ValueError where it is damaged, or a run has other flags now."""
-        rows = read_rows(file := self.folder / "runs.csv")
+        file = self.folder / "runs.csv"
+        rows = list(csv.DictReader(file.read_text(encoding="utf-8").splitlines())) if file.is_file() else []
         require(not any(None in (*row, *row.values()) for row in rows),
                 f"{file} has a line that is not a row: was a merge conflict left in it?")
         found = {row["run"]: row for row in rows}
@@ -155,11 +156,6 @@ def make_row(e: Experiment) -> dict:
             "spent": " ".join(f"{step:.0f}:{cost[int(step)]:.7g}" for step in curve)}
 
 
-def read_rows(file: Path) -> list[dict[str, str]]:
-    """The rows of a .csv, none where there is no file."""
-    return list(csv.DictReader(file.read_text(encoding="utf-8").splitlines())) if file.is_file() else []
-
-
 def write_rows(rows: list[dict], file: Path) -> None:
     """A runs.csv with the columns of all rows; a row may lack some."""
     with file.open("w", newline="", encoding="utf-8") as out:
@@ -204,8 +200,7 @@ def read_groups(room: Room) -> dict[str, Group]:
         if e.folder.name in rows:
             found[e.arm][e.seed] = figures_of(rows[e.folder.name])
     seeds = [seed for seed in room.seeds if all(seed in runs for runs in found.values())]
-    require(len(seeds) >= room.least,
-            f"{len(seeds)} seeds have all arms, and tables wait for {room.least}: run without --tables")
+    require(len(seeds) >= LEAST, f"{len(seeds)} seeds have all arms, and tables wait for {LEAST}: run without --tables")
     groups = {arm: Group(arm, {seed: runs[seed] for seed in seeds}) for arm, runs in found.items()}
     versions = {row["version"]: arm for arm, group in groups.items() for row in group.rows.values()}
     require(len(versions) == 1, "runs of several versions can't be compared: "
@@ -244,8 +239,8 @@ def difference(a: Group, b: Group, figure: str = "area") -> Estimate:
     return t_estimate(a.values(figure), b.values(figure)) if alike else apart(a, b, measured)
 
 
-def make_table(title: str, note: str, columns: dict[str, dict[str, Estimate | str]], corrected: tuple[str, ...] = (),
-               of: str = "arm") -> Table:
+def make_table(title: str, note: str, columns: dict[str, dict[str, Estimate | str]],
+               corrected: tuple[str, ...] = ()) -> Table:
     """Columns by header, each by row; the first has all rows. An Estimate is in points, with * where it is significant
     after Holm's correction over a column that is `corrected`."""
     texts = []
@@ -254,7 +249,7 @@ def make_table(title: str, note: str, columns: dict[str, dict[str, Estimate | st
         significant = holm(p) if header in corrected else ()
         texts.append({name: points(e) + " *" * (name in significant) if name in p else e for name, e in column.items()})
     rows = [[name, *(column.get(name, "") for column in texts)] for name in texts[0]]
-    return Table(title, note, [of, *columns], rows)
+    return Table(title, note, ["arm", *columns], rows)
 
 
 def write_tables(room: Room) -> None:
@@ -271,7 +266,7 @@ def write_tables(room: Room) -> None:
 
 
 @one_sentence("stopped; the same command resumes from here")
-def main(room: Room, description: str, write: Callable[[Room], None] = write_tables) -> None:
+def main(room: Room, description: str) -> None:
     """Train what a room lacks, and write its tables."""
     parser = new_parser(description=description)
     parser.add_argument("--tables", action="store_true", help="train nothing")
@@ -280,4 +275,4 @@ def main(room: Room, description: str, write: Callable[[Room], None] = write_tab
     require(args.processes > 0, "--processes must be at least 1")
     if not args.tables:
         train(room, args.processes)
-    write(room)
+    write_tables(room)

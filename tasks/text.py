@@ -50,7 +50,7 @@ def roles(text: str, spans: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarr
     kinds = np.array([REASONING if c in "0123456789+-*/=()" else FILLER for c in text], np.int8)
     for tag in re.finditer("|".join(TAGS), text):
         kinds[tag.start() : tag.end()] = STRUCTURE
-    deciding, answer_start = anchors(text, spans), text.rfind(ANSWER)  # (L,); -1 without an answer
+    deciding, answer_start = anchors(text, spans), text.rfind(ANSWER)  # (L,) characters; -1 without an answer
     return of_tokens(kinds, spans, deciding), (deciding >= answer_start) & (answer_start >= 0)
 
 
