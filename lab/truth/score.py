@@ -24,7 +24,7 @@ from analyze import CONTROLS, method_name
 from grpo import compare
 from lab.picture import draw
 from lab.statistics import by_response, cell, read_column
-from lab.truth.scoring import ALL, HALVES, RIGHT_SIZES, WITHIN, Score, credit_scores
+from lab.truth.scoring import ALL, ENTROPY, HALVES, RIGHT_SIZES, WITHIN, Score, credit_scores, share_of_tenth
 from methods import MITIGATIONS
 from methods.heads import load_head
 from plumbing.files import read_arrays, require
@@ -112,21 +112,23 @@ def best_method(ranks: dict[str, Estimate]) -> str:
                key=lambda name: np.nan_to_num(ranks[name].value, nan=-1.0))
 
 
-def table_scores(name: str, own: Score, published: Path) -> Table:
-    """A credit's scores; then those of GRPO, a control and the best method, read from `published`."""
+def table_scores(name: str, own: Score, entropy: Estimate, published: Path) -> Table:
+    """A credit's scores; the location of entropy; then GRPO, a control and the best method, read from `published`."""
     others = {column: read_column(published, *place) for column, (_, *place) in COLUMNS.items()}
     best = best_method(others["rank in response"])
     names = {"none": method_name("none"), "random": method_name("random"), best: f"{best} (best rank in response)",
              RIGHT_SIZES: f"{RIGHT_SIZES} (right sizes, one sign a response)", HALVES: HALVES}
     rows = [[f"{name} (yours)", *(cell(getattr(own, field)) for field, *_ in COLUMNS.values())],
+            [ENTROPY, *(cell(entropy) if column == "location" else "" for column in COLUMNS)],
             *([shown, *(cell(found[method]) for found in others.values())] for method, shown in names.items()
               if method in others["solver"])]
     return Table(f"Credit of {name} against A*", (
         "Rank: correlation of ranks with those of A*; in response: centred in each response, over tokens with "
         "rollouts, empty where credit is the same on all of them. Cosine: of the updates that credit and A* cause. "
-        "Location: the share of A* squared on the tenth with the largest abs(credit). Solver: rank in response, with "
-        "the exact verdict instead of A*. Brackets: 95% intervals over puzzles. Half against half: A* from one half of "
-        f"the rollouts against the other. All rows but the first are of {published.name}."),
+        "Location: the share of A* squared on the tenth with the largest abs(credit), or with the highest entropy. "
+        "Solver: rank in response, with the exact verdict instead of A*. Brackets: 95% intervals over puzzles. Half "
+        "against half: A* from one half of the rollouts against the other. All rows but the first two are of "
+        f"{published.name}."),
         ["method", *COLUMNS], rows)
 
 
@@ -170,7 +172,8 @@ def main() -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     draw(truth, file, credit, f"credit of {name}")
     published = folder / "scores.md" if options.truth else SCORES
-    print(f"{table_scores(name, credit_scores({name: credit}, batch, truth)[name], published)}\nwrote {file}")
+    own, entropy = credit_scores({name: credit}, batch, truth)[name], share_of_tenth(truth["entropy"], truth)
+    print(f"{table_scores(name, own, entropy, published)}\nwrote {file}")
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from rollout import TokenBatch
 
 ALL, WITHIN = "Credit against A*, all tokens", "Credit against A* and the solver, within responses"  # two headings
 HALVES = "half against half"
+ENTROPY = "entropy, whatever the credit"
 RIGHT_SIZES = "A·abs(A*)"  # GRPO's sign with the sizes of A*, of the same rollouts: what sizes alone can reach
 
 
@@ -36,13 +37,19 @@ class Score(NamedTuple):
 
 def score(x: np.ndarray, y: np.ndarray, truth: dict, cosine: Estimate) -> Score:
     """How close credit x (N,) is to the truth y (N,)."""
-    x, y, puzzle, size = x.astype(float), y.astype(float), truth["group"].astype(int), squares(truth)
+    x, y, puzzle = x.astype(float), y.astype(float), truth["group"].astype(int)
     tried, asked = truth["packets"] > 0, truth["reachable_before"] == 1
     return Score(correlate(ranks(x), ranks(y), puzzle), cosine,
-                 location=bootstrap(share, sums(puzzle, size * top_tenth(np.abs(x)), size)),
+                 location=share_of_tenth(np.abs(x), truth),
                  within_spearman=within(x, y, truth, tried, by_rank=True),
                  within_pearson=within(x, y, truth, tried, by_rank=False),
                  solver=within(x, truth["reachable"], truth, asked, by_rank=True))
+
+
+def share_of_tenth(x: np.ndarray, truth: dict) -> Estimate:
+    """The share of A*^2 on the tenth of the tokens with the largest x (N,), with its interval over puzzles."""
+    size = squares(truth)
+    return bootstrap(share, sums(truth["group"].astype(int), size * top_tenth(x), size))
 
 
 def squares(truth: dict) -> np.ndarray:

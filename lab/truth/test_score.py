@@ -58,6 +58,9 @@ def test_the_command_scores_and_draws_the_credit(published, run_program, tmp_pat
     text = capsys.readouterr().out
     assert text.startswith("## Credit of outcome_conditional think_discount=0.0 advantage=rloo against A*\n")
     assert "| outcome_conditional think_discount=0.0 advantage=rloo (yours) |" in text
+    (highest,) = (float(line.split("|")[4].split()[0]) for line in text.splitlines() if "whatever the credit" in line)
+    order, square = np.argsort(-published[0]["entropy"], kind="stable"), published[0]["a_star_halves"].prod(1)
+    assert highest == pytest.approx(square[order[: len(order) // 10]].sum() / square.sum(), abs=0.006)
     batch = sc.rebuild(published[0], published[1].ask.policy, advantage="rloo")
     expected = MITIGATIONS["outcome_conditional"](batch, think_discount=0.0)[batch.mask].numpy()
     assert drawn[0][2] == pytest.approx(expected) and [*scored[0].values()] == [pytest.approx(expected)]
@@ -91,7 +94,8 @@ def test_published_credit_and_scores_come_out_again(published):
         credit = MITIGATIONS[name](batch)[batch.mask].numpy()
         assert credit == pytest.approx(truth["credits"][PUBLISHED.index(name)], abs=1e-4), name
     own = sc.credit_scores({"": truth["credits"][PUBLISHED.index("token_type")]}, batch, truth)[""]
-    mine, *others = sc.table_scores("token_type", own, sc.SCORES).rows
+    mine, entropy, *others = sc.table_scores("token_type", own, sc.Estimate(0.39, 0.3, 0.5), sc.SCORES).rows
+    assert entropy == ["entropy, whatever the credit", "", "", "0.39 (0.30 to 0.50)", "", ""]
     assert [row[0] for row in others] == ["GRPO", "random (control)", "token_type (best rank in response)",
                                           "A·abs(A*) (right sizes, one sign a response)", "half against half"]
     for found, written in zip(mine[1:], others[2][1:], strict=True):
