@@ -177,7 +177,7 @@ def grade(response: str, puzzle: Puzzle) -> dict[str, float]:
 
 def is_correct(text: str, puzzle: Puzzle) -> bool:
     """Whether an expression, cleaned by `without_notation`, uses every number exactly once and equals the target."""
-    text = without_notation(text) if len(text) <= MAX_LENGTH else ""  # no regular expression gets a long text
+    text = without_notation(text) if len(text) <= MAX_LENGTH else ""  # nested fractions take quadratic time
     return expression_value(text) == puzzle.target and (
         sorted(map(int, re.findall(r"[0-9]+", text))) == sorted(puzzle.numbers))
 

@@ -24,10 +24,10 @@ How this file differs from the paper (DeepSeekMath, arXiv 2402.03300):
 1. The loss is an average over all tokens of the step, as in DAPO's code (2503.14476). The paper averages within each
    response first: --loss_norm sequence. Dr. GRPO (2503.20783) divides by a constant: --loss_norm constant.
 2. By default there is no KL penalty (--kl), and one update per batch (--updates_per_batch). Then the ratio pi / pi_old,
-   of a token's probability now to that when it was sampled, is 1, and nothing is clipped. A further update on the same
-   batch learns from samples of an older policy. The ratio corrects for that token by token, which is not exact: the
-   older policy also wrote the text before and after a token. The clip takes away what would be gained by moving a
-   token's probability far from where it was sampled.
+   of a token's probability now to that when it was sampled, is 1 but for rounding (see point 3), and hardly a token is
+   clipped, in float32 none. A further update on the same batch learns from samples of an older policy. The ratio
+   corrects for that token by token, which is not exact: the older policy also wrote the text before and after a token.
+   The clip takes away what would be gained by moving a token's probability far from where it was sampled.
 3. The log-probs of the sampling policy are recorded while sampling, not recomputed by a second forward pass. In
    bfloat16 rounding makes the two differ, so PPO's clip can act although the policy has not moved. --old_logprob update
    takes the log-probs of the first update's own pass as pi_old, so its ratio is 1.
@@ -60,9 +60,11 @@ from settings import Settings
 def overlong(batch: TokenBatch, s: Settings) -> Tensor:
     """r - beta * x, x from 0 to 1 over the last fifth of --max_new_tokens: DAPO's soft punishment (2503.14476).
 
-    There beta is 1 and r is 1 or -1. x counts sampled tokens. At the limit a response loses all of beta.
+    There beta is 1 and r is 1 or -1. x counts what the limit counts: sampled tokens, and the replies between turns. A
+    response that is cut off loses all of beta, also one whose next reply would not have fit.
     """
-    return batch.reward - s.shaping_beta * (5 * batch.mask.sum(1).double() / s.max_new_tokens - 4).clamp(min=0)
+    length = batch.mask.sum(1).double() + batch.reward.new_tensor([sum(map(len, x.values())) for x in batch.before])
+    return batch.reward - s.shaping_beta * (5 * length / s.max_new_tokens - 4).clamp(min=0).where(batch.ended, 1.0)
 
 
 def minus_divergence(batch: TokenBatch, s: Settings) -> Tensor:
@@ -263,8 +265,8 @@ def update(policy: Policy, optimizer: Optimizer, batch: TokenBatch, credit: Tens
     """Take --updates_per_batch optimizer steps on one batch, given its credit (B, T). Returns columns of metrics.csv.
     Value heads, such as PPO's critic, learn first, if the credit function has any.
 
-    Micro-batches save memory and don't change the result, because each token's share of the loss is fixed for the whole
-    step.
+    Micro-batches save memory and change the result by rounding at most, because each token's share of the loss is fixed
+    for the whole step.
     """
     share = LOSS_NORMS[s.loss_norm](batch.mask, s)  # (B, T) of each token in the loss
     check_finite(share, batch.mask, f"--loss_norm {s.loss_norm} must give each token")

@@ -1,4 +1,4 @@
-"""LoRA (2106.09685): train small adapters beside a frozen model, in less than half the memory.
+"""LoRA (2106.09685): train small adapters beside a frozen model, in less memory.
 
 Each matrix W of the layers gets two of rank r, A (r, inputs) and B (outputs, r), and only these are trained:
 

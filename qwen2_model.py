@@ -29,7 +29,6 @@ from plumbing.files import check_tensors, read_json, replace_file, write_json
 from plumbing.model_folder import check_folder, config_values, read_weights, written_config
 
 LOGITS_KEPT = 2**26  # most logits to keep for the backward pass; where there are more, it computes them again
-NOWHERE = 2**62  # the position of a column without a token: after every token, so that none sees it
 ARCHITECTURES = {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM"}
 
 
@@ -241,6 +240,8 @@ class Cache:
         row 1      d  e  e               0  NOWHERE  1    2
     """
 
+    NOWHERE = 2**62  # the position of a column without a token: after every token, so that none sees it
+
     def __init__(self, model: Qwen2, R: int):
         """A cache of R rows that have read nothing."""
         c, device = model.config, model.norm.device
@@ -260,7 +261,7 @@ class Cache:
 
     def mask(self, own: Tensor) -> Tensor:
         """What is added to the attention scores (R, 1, S, C) of new tokens at the positions own (R, S): 0 for a column
-        that a token sees, else -inf. Every mask is made here."""
+        that a token sees, else -inf. (What `hide` of Qwen2.hidden takes away comes on top.)"""
         own, column = own[:, :, None], self.position[:, None]  # (R, S, 1), (R, 1, C)
         sees = column <= own  # (R, S, C)
         return self.keys[0].new_zeros(sees.shape).masked_fill(~sees, -math.inf)[:, None]
@@ -282,7 +283,7 @@ class Cache:
         """Let each row go on after its first tokens, length (R,). The columns of the others stay, but nobody sees them.
         """
         self.length = length
-        self.position = self.position.where(self.position < length[:, None], NOWHERE)  # (R, columns)
+        self.position = self.position.where(self.position < length[:, None], self.NOWHERE)  # (R, columns)
 
 
 # ---------------------------------------------------------------------------------------------- checkpoints

@@ -113,8 +113,8 @@ def rollout(policy: Policy, puzzles: list, s: Settings, step: int) -> TokenBatch
 def draw_uniforms(seed: int, step: int | str, Q: int, G: int, length: int) -> Tensor:
     """All random numbers for sampling in a step, (Q * G, length) float64 in [0, 1).
 
-    Each puzzle has its own generator, so a response depends neither on the other puzzles nor on how many
-    processes share the step.
+    Each puzzle has its own generator, so these numbers depend neither on the other puzzles nor on how many processes
+    share the step. (A response may: products in another batch round differently, which can flip a near tie.)
     """
     rows = [np.random.default_rng(seed_of("sampling", seed, step, q)).random((G, length)) for q in range(Q)]
     return torch.from_numpy(np.concatenate(rows))

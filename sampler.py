@@ -1,13 +1,13 @@
 """Sampling: responses grow token by token on a KV cache, and training later reads the finished ones again.
 
 How this differs from the usual `generate`:
-1. All randomness comes in as uniform numbers, one row per response. So a response does not depend on the others in
-   its batch.
+1. All randomness comes in as uniform numbers, one row per response. So a response depends on the others in its batch
+   by rounding alone, which may flip a token where two are nearly tied.
 2. Log-prob, entropy and logit gradient (see Samples) of each token are recorded while sampling: the ratio's pi_old,
    most credit functions and the credit log need no extra forward pass.
 3. Responses that have ended leave the batch, except on a GPU, which replays a recorded step of fixed shape: see
    plumbing/decoding.py.
-4. A prompt is computed once for all its responses, while sampling and when they are read, up to its last token. A row
+4. The responses to a prompt share its forward pass, while sampling and when they are read, up to its last token. A row
    begins with that token, so the state of a row's column t predicts the response's token t:
 
        column       0      1      2          the prompt "the sky" and the response "is blue ."

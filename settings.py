@@ -60,7 +60,7 @@ class Settings:
     checkpoint_every: int = 0  # steps between checkpoints/step-...; 0: only the last
     state_every: int = 10  # steps between writing what --resume continues from; 0: only at the end
     # The machine:
-    micro_batch: int = 16  # responses in one forward and backward pass; changes memory, not results
+    micro_batch: int = 16  # responses in one forward and backward pass; changes memory, and results by rounding alone
     checkpoint_activations: bool = False  # less memory, more time: the backward pass recomputes each layer
     device: str = "cpu"  # any torch device that has float64, such as cuda or cuda:1
     dtype: str = "float32"  # of the model's weights; the optimizer works on float32 weights in any case

@@ -3,7 +3,7 @@ reading can skip them.
 
 On a GPU a decode step is a CUDA graph: its kernels are recorded once and replayed together, since the GPU would wait
 for Python else. A replay has the same shapes each time. So it computes all B rows, those that have ended, too, and
-attention looks at all columns of the cache, of which the unused ones are at a position that nobody has reached.
+attention looks at all columns of the cache, of which the unused ones are at Cache.NOWHERE, so nobody sees them.
 """
 from typing import Any
 
@@ -68,7 +68,7 @@ class GraphDecoder(Decoder):
         B, past = cache.position.shape
         self.rows = torch.arange(B, device=cache.length.device)  # (B',) the running ones
         self.token, self.column = torch.zeros_like(self.rows)[:, None], self.rows.new_tensor([past - 1])  # the latest
-        cache.position = F.pad(cache.position, (0, room), value=2**62)  # (B, columns) none read yet
+        cache.position = F.pad(cache.position, (0, room), value=cache.NOWHERE)  # (B, columns) none read yet
         self.changing = cache.position, cache.length, self.column
         self.graph = self.record() if self.token.is_cuda else None
 

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 import analyze
 import train
-from grpo import compare, update
+from grpo import compare, shape_reward, update
 from methods import MITIGATIONS
 from methods.turns import turn_baseline, turn_mean, turn_vine
 from plumbing.launch import MODELS
@@ -113,6 +113,20 @@ def test_an_update_on_episodes_equals_plain_autograd(fifty):
         torch.testing.assert_close(gradient, p.grad, rtol=1e-3, atol=1e-5)
     assert row["loss"] == pytest.approx(-credit.sum().item() / N.item(), abs=1e-5)
     assert row["tokens_updated"] == texts + 13 * len(batch.prompts[0])
+
+
+
+def test_replies_count_in_the_punishment_of_long_episodes():
+    """By loops. Guards against a length without replies, by which no episode that these fill up to the limit is long;
+    and against one cut off unpunished, because the reply that did not fit is not in it."""
+    policy, batch, s = played(13, length=14)
+    shaped, sampled = shape_reward(batch, replace(s, shaping="overlong", shaping_beta=0.5)), batch.mask.sum(1).tolist()
+    for i, (found, reward) in enumerate(zip(shaped.tolist(), batch.reward.tolist())):
+        read = len(whole(policy, batch, i)[0]) - len(batch.prompts[0])
+        x = max(0, (read - 0.8 * 14) / (0.2 * 14)) if batch.ended[i] else 1
+        assert found == pytest.approx(reward - 0.5 * x, abs=1e-12)
+    assert any(n <= 11 for n, ended in zip(sampled, batch.ended) if not ended)  # of 14: not long without replies
+    assert {0 < reward - found < 0.5 for found, reward in zip(shaped.tolist(), batch.reward.tolist())} == {True, False}
 
 
 ENDS = [0, 7]
