@@ -17,6 +17,7 @@ from torch import Tensor
 from plumbing.metrics import sampling_cost, tokens_in
 from plumbing.policy import Policy, seed_of
 from plumbing.processes import shared
+from plumbing.registry import per_token
 from qwen2_model import Qwen2, probabilities, wide
 from rollout import TokenBatch, generate_and_grade, group_mean, responses
 from sampler import MicroBatch, logprobs, predicting_states, read_responses
@@ -60,7 +61,8 @@ class Queries:
         """What a head of methods/heads.py says before each token (B, T), 0 on padding: "critic" the expected reward."""
         if name not in self.policy.heads:
             raise ValueError(f'no {name}: add needs=("{name}",) to the decorator of this credit function')
-        return self.once(name, lambda: self.policy.heads[name].read(self.hidden, self.batch.mask))
+        read, duty = self.policy.heads[name].read, f"the head {name} must read numbers"
+        return self.once(name, lambda: per_token(read(self.hidden, self.batch.mask), self.batch, duty))
 
     @property
     def reference_logprob(self) -> Tensor:

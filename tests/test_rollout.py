@@ -15,6 +15,7 @@ import countdown_task
 import queries
 import rollout
 from countdown_task import Puzzle, format_reward, roles
+from methods import MITIGATIONS
 from methods.heads import Critic
 from methods.oracle import oracle
 from mitigations import vineppo
@@ -152,6 +153,23 @@ def test_queries_read_each_response_as_if_it_were_alone(policy, random_model):
     assert batch.ask.logprob_without(rows[:0], hide[:0]).shape == hide[:0].shape
     for found in (batch.ask.hidden, batch.ask.attention, batch.ask.reference_logprob, without):
         assert not found.requires_grad
+
+
+def test_what_a_head_says_on_padding_does_not_count(policy):
+    """With lambda = 1 credit is r - V_t. Guards against a value after the last token that is the padding's, or NaN; and
+    against a head whose mistake is blamed on the credit function."""
+    padding = torch.tensor([7.0, math.nan] * 6)[:, None]  # (B, 1)
+    head = SimpleNamespace(read=lambda hidden, mask: hidden[..., 0].where(mask, padding))
+    batch = step_batch(policy._replace(heads={"critic": head}))
+    assert not batch.mask.all() and not batch.ask.head("critic")[~batch.mask].any()
+    credit = MITIGATIONS["ppo"](batch, gae_lambda=1.0)  # (B, T)
+    for i, own in enumerate(batch.mask):
+        expected = [batch.reward[i].item() - value for value in batch.ask.hidden[i, own, 0].tolist()]
+        assert credit[i, own].tolist() == pytest.approx(expected, abs=1e-3)
+    for wrong in (lambda hidden, mask: hidden[..., 0] / 0, lambda hidden, mask: hidden, lambda hidden, mask: None):
+        broken = step_batch(policy._replace(heads={"critic": SimpleNamespace(read=wrong)}))
+        with pytest.raises(ValueError, match="the head critic must read numbers"):
+            broken.ask.head("critic")
 
 
 def test_the_model_runs_once_only_when_asked_and_is_counted(policy, random_model, passes):
