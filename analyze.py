@@ -124,9 +124,12 @@ def credit_tables(log: dict, tokenizer: Tokenizer | None) -> list[Table]:
     signs = [(f"advantage {name}", np.sign(log["advantage"]) == x) for name, x in (("> 0", 1), ("< 0", -1), ("0", 0))]
     fifths = [(f"{where}, {name}", part & chosen) for where, part in position_bins(log, 5) for name, chosen in roles]
     t = np.abs(report.t_statistics(log["contribution"], log["position"]))  # (positions,)
+    early = report.early_over_late(log["advantage"] * log["logprob"], log["position"])  # without the method's weight
     note = f"{log['response_id'][-1] + 1:,} responses. abs: mean absolute value ± half of its 95% interval by puzzles."
     if np.isfinite(found := [sizes_by_type(log, measure)[2] for measure in MEASURES]).all():
         note += " Filler / reasoning: {:.2f} by contribution, {:.2f} by gradient.".format(*found)
+    if np.isfinite(early):
+        note += f" abs(advantage · log p), early / late by position as the original counted: {early:.2f}."
     if len(t):
         note += (f" t of the mean contribution at {len(t)} positions, with {report.MIN_RESPONSES} responses or more: "
                  f"beyond 3 at {np.mean(t > 3):.1%}, within 1.5 at {np.mean(t < 1.5):.1%}; mean abs(t) {t.mean():.2f}.")

@@ -82,6 +82,14 @@ def t_statistics(values: np.ndarray, position: np.ndarray) -> np.ndarray:
     return mean / np.sqrt(np.maximum(square / count - mean**2, 1e-30) / (count - 1))
 
 
+def early_over_late(values: np.ndarray, position: np.ndarray) -> float:
+    """The mean size of values (N,) before the 20% quantile of the tokens' positions (N,), over that after the 80% one:
+    the original work's measure. Late are the ends of long responses alone. NaN where either side has no token."""
+    sizes, (early, late) = np.abs(values), np.quantile(position, (0.2, 0.8))
+    first, last = sizes[position < early], sizes[position > late]
+    return ratio(first.mean(), last.mean()) if len(first) and len(last) else float("nan")
+
+
 class Table(NamedTuple):
     """A Markdown table with a note on how to read it; str() renders it."""
 

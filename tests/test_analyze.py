@@ -143,6 +143,16 @@ def test_t_statistics_by_the_textbook():
     np.testing.assert_allclose(report.t_statistics(values, position), expected, rtol=1e-9)
 
 
+def test_early_over_late_by_hand():
+    """Guards against fifths of a response for those of all positions, a quantile that belongs to a side, and signs.
+    Of six tokens at 0, 1, 1, 2, 4, 5 the quantiles are 1 and 4; of the twelve below 0.2 and 4.8."""
+    assert report.early_over_late(np.array([3.0, 9, 9, 9, 9, -2]), np.array([0, 1, 1, 2, 4, 5])) == 1.5
+    position = np.array([0, 1, 0, 1, *range(8)])  # by fifths of each response the early sum is 2 + 4 + 6 + 9
+    values = np.array([2, 9, -4, 9, 6, 9, 9, 9, 9, 1.0, -2, 5])
+    assert report.early_over_late(values, position) == pytest.approx((2 + 4 + 6) / (1 + 2 + 5))
+    assert math.isnan(report.early_over_late(np.ones(4), np.array([0, 0, 1, 1])))  # none before the quantile, 0
+
+
 # ------------------------------------------------------------------------------------------------ tables of one run
 
 def test_rows_of_the_steps_that_the_documents_print(run):
@@ -215,11 +225,14 @@ def test_the_table_of_a_credit_functions_own_numbers(run, tokenizer):
 def test_errors_are_clustered_by_puzzle(run, tokenizer, monkeypatch):
     """Guards against tokens and responses to a puzzle that count as independent: filler is (1, 1) and (2, 2); a sign
     that hides a large t, and wrong limits."""
+    assert "early / late" not in credit_table(run, tokenizer, WHERE).note  # no position is before the quantile, 0
+    monkeypatch.setattr(report, "early_over_late", lambda values, _: np.abs(values).sum())
     monkeypatch.setattr(report, "t_statistics", lambda *_: np.array([-3.5, 2.5, 0.5]))
     table = credit_table(run, tokenizer, WHERE)
     assert row_of(table, "filler")["abs(contribution)"] == "1.500 ± 0.980"  # 1.96 * sqrt(2 * 2 * 1**2) / 4
     assert table.note.startswith("4 responses. ")
     assert "0.94 by contribution, 1.45 by gradient" in table.note  # filler / reasoning: 1 / 1.0625, .5 / .34375
+    assert "as the original counted: 9.25." in table.note  # with advantages, not step 2's doubled credit
     assert "at 3 positions" in table.note
     assert "beyond 3 at 33.3%, within 1.5 at 33.3%; mean abs(t) 2.17." in table.note
 
