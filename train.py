@@ -18,7 +18,6 @@ A run folder receives config.json, metrics.csv, credit/, samples.txt, checkpoint
 final.json. Read it with `python analyze.py runs/none-seed0`.
 """
 import shlex
-import sys
 import time
 from dataclasses import replace
 from typing import Callable
@@ -32,7 +31,7 @@ from plumbing.metrics import add_step_columns, heldout_text, line_of, standard_e
 from plumbing.optimizer import Optimizer, learning_rate
 from plumbing.policy import Policy
 from plumbing.processes import leave
-from plumbing.progress import Progress, one_sentence
+from plumbing.progress import Progress, command_line, one_sentence
 from plumbing.registry import assign_credit
 from plumbing.run_folder import Writer
 from queries import Queries
@@ -114,7 +113,7 @@ def measure_end(row: dict, policy: Policy, heldout: list, s: Settings) -> dict[s
 def main() -> None:
     """Train as the command line says. What can't work is refused in one sentence, before anything is written."""
     with one_sentence("interrupted before training began"):
-        s, mitigation, policy, training, heldout, optimizer, writer, done, row = start(sys.argv[1:], __doc__)
+        s, mitigation, policy, training, heldout, optimizer, writer, done, row = start(command_line()[1:], __doc__)
     name = shlex.quote(str(writer.run))
     with one_sentence(f"interrupted; continue with: python train.py --resume {name}", writer.run):
         if done == 0:

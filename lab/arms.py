@@ -18,6 +18,7 @@ import shutil
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Callable, Iterable, NamedTuple
 
@@ -133,9 +134,10 @@ def start(e: Experiment, threads: int) -> subprocess.Popen:
     other settings, as after a trial."""
     e.folder.parent.mkdir(parents=True, exist_ok=True)
     flags = lambda command: command.partition(" --")[2]
-    require(not e.folder.is_dir() or flags(read_config(e.folder)["command"]) == flags(e.command), f"{e.folder} was "
+    begun = (e.folder / "config.json").is_file()
+    require(not begun or flags(read_config(e.folder)["command"]) == flags(e.command), f"{e.folder} was "
             "made by another command than this room's: move it away")
-    command = f"python {e.room.program} --resume {e.folder}" if e.folder.is_dir() else e.command
+    command = f"python {e.room.program} --resume {e.folder}" if begun else e.command
     words = ["-c", ""] if is_finished(e.folder) else shlex.split(command)[1:]
     with e.log.open("a") as log:
         return subprocess.Popen([sys.executable, *words], stdout=log, stderr=log,
@@ -172,7 +174,8 @@ def take_over(e: Experiment, code: int) -> str:
             return f"ended with code {code}, and its last line was: {lines[-1]}"
         row = make_row(e)
         with (e.folder.parent / "lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # another process may be writing the rows
+            with suppress(OSError):  # a disk without locks
+                fcntl.flock(lock, fcntl.LOCK_EX)  # another process may be writing the rows
             if e.folder.name not in (rows := e.room.rows()):
                 replace_file(e.room.folder / "runs.csv", lambda part: write_rows([*rows.values(), row], part))
     except (ValueError, OSError) as error:

@@ -37,7 +37,7 @@ from plumbing.optimizer import Optimizer
 from plumbing.policy import Policy
 from plumbing.progress import clock, one_sentence
 from plumbing.run_folder import copy_tokenizer
-from plumbing.task_file import load_task
+from plumbing.task_file import check_data, load_task
 from plumbing.tokenizer import Tokenizer
 from qwen2_model import Qwen2, parse_config, save_model
 from rollout import EVALUATION, TokenBatch, draw_uniforms, generate_and_grade, prompted, token_batch
@@ -233,6 +233,7 @@ def build(out: Path, task: ModuleType, count: int, steps: int, seed: int, size: 
 def build_from(source: Path, out: Path, task: ModuleType, count: int, steps: int, until: float, **flags) -> None:
     """Tune a pretrained model on demonstrations, and write it to a new folder. flags: further Settings."""
     s = Settings(model=str(source), **flags, **TUNING)
+    check_data(s.data)
     policy, puzzles = load_policy(s, task), task.load("train", count if not s.data else None, s.data)
     preview(task, puzzles)
     copy_tokenizer(source, out)

@@ -4,6 +4,7 @@ chosen credit function. A flag that can't work ends the program with one sentenc
 import difflib
 import importlib
 import inspect
+import os
 from argparse import ArgumentParser, ArgumentTypeError, RawDescriptionHelpFormatter
 from pathlib import Path
 from typing import Any, Callable, NamedTuple
@@ -122,6 +123,8 @@ def new_parser(**options) -> ArgumentParser:
     """A parser that reports an error in one sentence and takes no abbreviated flags."""
     parser = ArgumentParser(allow_abbrev=False, formatter_class=RawDescriptionHelpFormatter, **options)
     parser.error = fail
+    parser.register("type", str, os.path.expanduser)  # no shell expands the ~ of --out=~/runs
+    parser.register("type", Path, lambda text: Path(text).expanduser())
     return parser
 
 

@@ -3,7 +3,6 @@
 A first reading can skip it. `s` is the Settings.
 """
 import random
-import sys
 import timeit
 from contextlib import contextmanager
 from dataclasses import replace
@@ -84,7 +83,7 @@ def announce(weights: Iterable[torch.Tensor], parts: dict[str, float], training:
               "would not show. --eval_problems asks for more puzzles, where there are more")
     if resumed_after is not None:
         print(f"resuming after step {resumed_after}{'' if resumed_after else ', for no state was written yet'}")
-    sys.stdout.flush()
+    print(end="", flush=True)
 
 
 @contextmanager

@@ -46,6 +46,11 @@ def clock(seconds: float) -> str:
     return f"{int(seconds // 60)}:{int(seconds % 60):02d}"
 
 
+def command_line() -> list[str]:
+    """sys.argv; in a Jupyter kernel, where it is the kernel's own, a program without flags."""
+    return ["train.py"] if sys.argv[0].endswith("kernel_launcher.py") else sys.argv
+
+
 def fail(message: str) -> None:
     """Say in one sentence what is wrong, and exit with an error."""
     sys.exit(f"error: {message}" if leads() else 1)
@@ -56,12 +61,13 @@ def one_sentence(interrupted: str = "interrupted", run: Path | None = None) -> I
     """Exit with one sentence on an error that the user can fix, and on Ctrl-C. Also a decorator: @one_sentence()."""
     kept = f"; what finished before is in {run}" if run else ""  # the run folder that is being written
     resume = ", which --resume continues" if run else ""
-    sys.stdout.reconfigure(errors="replace")  # a terminal without a ± shows ?
+    if hasattr(sys.stdout, "reconfigure"):  # a notebook's output has no such method, nor has a StringIO
+        sys.stdout.reconfigure(errors="replace")  # a terminal without a ± shows ?
     try:
         try:
             yield
         finally:
-            sys.stdout.flush()  # which a full disk refuses
+            print(end="", flush=True)  # which a full disk refuses
     except KeyboardInterrupt:
         fail(interrupted)
     except BrokenPipeError:  # whoever reads the output, such as `head`, has enough

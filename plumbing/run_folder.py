@@ -8,11 +8,11 @@ as without the interruption.
 One process writes a run at a time. Everybody may read it meanwhile.
 """
 import csv
+import errno
 import os
 import platform
 import shlex
 import shutil
-import sys
 import zlib
 from dataclasses import asdict
 from pathlib import Path
@@ -26,26 +26,34 @@ from plumbing.files import check_fields, checksum, read_json, replace_file, requ
 from plumbing.metrics import COLUMNS, own_columns, write_credit_log
 from plumbing.model_folder import files_beside
 from plumbing.processes import first_alone, gather, leads
+from plumbing.progress import command_line
 from plumbing.runs import read_config, read_credit, read_metrics
 from settings import Settings
 
 try:
     import fcntl
-except ImportError:  # Windows, where nothing keeps a second process from writing a run
+except ImportError:  # Windows
     fcntl = None
 
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)  # what a disk without locks says
 STATE, LOGS = "state.pt", ("metrics.csv", "samples.txt")
+BEFORE_CONFIG = {"lock", "credit", "checkpoint", "metrics.csv", "config.json.part"}  # written before config.json
 LAYOUT = 2  # how weights are stored in a state; since 2 with the rows of q, k and v in a checkpoint's order
+LONGEST = 100  # bytes of a run folder's default name; many systems take 255, some a path of 260
 SAMPLE_EVERY = 10  # steps between writing whole responses to samples.txt
 # Settings that are not among the flags in a folder's name.
 UNNAMED = {"mitigation", "model", "adapter", "data", "eval_data", "out", "seed", "steps", "device"}
 
 
 def default_folder(mitigation: str, seed: int, changed: dict) -> Path:
-    """runs/<mitigation>[-<flag><value> for each flag that was changed]-seed<seed>."""
+    """runs/<mitigation>[-<flag><value> for each flag that was changed]-seed<seed>. A name of more than LONGEST bytes is
+    cut between two flags: a checksum of all of them tells it from others."""
     shown = changed | ({"task": Path(changed["task"]).stem} if "task" in changed else {})  # it may be a path
-    flags = [f"{name}{value}" for name, value in shown.items() if name not in UNNAMED]
-    return Path("runs") / "-".join([mitigation, *flags, f"seed{seed}"]).replace("/", "_")
+    words = [mitigation, *(f"{name}{value}" for name, value in shown.items() if name not in UNNAMED)]
+    kept, end = [*words], [f"seed{seed}"]
+    while len("-".join(kept + end).encode()) > LONGEST:
+        kept, end = kept[:-1], [f"{zlib.crc32('-'.join(words).encode()):08x}", f"seed{seed}"]
+    return Path("runs") / "-".join(kept + end).replace("/", "_")
 
 
 class Writer(NamedTuple):
@@ -135,35 +143,47 @@ class Writer(NamedTuple):
 
 def lock(folder: Path) -> None:
     """Make this process the only one that writes a run, until it ends; ValueError where another does. The file `lock`
-    has its number."""
-    if fcntl is None:
-        return
+    has its number. Where there are no locks, as on Windows and on some network drives, it says so and goes on."""
     # Never closed, nor opened again: either would unlock it. The system does so when the process ends.
     file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
     try:
+        if fcntl is None:
+            raise OSError(errno.ENOSYS, "")
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):  # which one depends on the system
         number = (folder / "lock").read_text()
         raise ValueError(f"{folder} is being written by process {number}: wait until it ends, or stop it") from None
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+        print(f"there are no locks for {folder}: see to it that no second process writes there")
     os.truncate(file, 0)
     os.write(file, str(os.getpid()).encode())
 
 
 def start_run(run: Path, settings: dict, hyper_parameters: dict, fixed: dict[str, str], columns: Iterable) -> None:
-    """Create the folder with config.json, an empty metrics.csv and the checkpoint's tokenizer, all of it or nothing."""
-    require(not run.exists(),
+    """Create the folder with an empty metrics.csv, the checkpoint's tokenizer and, last, config.json, which marks it as
+    whole. No folder is renamed: some drives refuse that while a file in it is open, others always."""
+    require(not run.exists() or is_unused(run),
             f"{run} exists: continue it with --resume {run}, remove it, or choose another --out or --seed")
     versions = {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__}
     config = {"settings": settings, "method": hyper_parameters, "versions": versions,
-              "inputs": checksums(settings, fixed), "command": shlex.join(["python"] + sys.argv)}
-    part = run.with_name(f".{run.name}.starting")
-    shutil.rmtree(part, ignore_errors=True)  # of a process that was killed here
-    (part / "credit").mkdir(parents=True)
-    lock(part)
-    write_json(part / "config.json", config)
-    write_header(part, columns)
-    copy_tokenizer(Path(settings["model"]), part / "checkpoint")
-    part.rename(run)
+              "inputs": checksums(settings, fixed), "command": shlex.join(["python", *command_line()])}
+    (run / "credit").mkdir(parents=True, exist_ok=True)
+    lock(run)
+    try:
+        write_header(run, columns)
+        copy_tokenizer(Path(settings["model"]), run / "checkpoint")
+        write_json(run / "config.json", config)
+    except OSError:
+        shutil.rmtree(run, ignore_errors=True)
+        raise
+
+
+def is_unused(run: Path) -> bool:
+    """Whether a folder is empty, or has no more than what a start that was killed leaves behind."""
+    return (run.is_dir() and {file.name for file in run.iterdir()} <= BEFORE_CONFIG
+            and not any((run / "credit").glob("*")))
 
 
 def checksums(settings: dict, fixed: dict[str, str]) -> dict[str, list[int]]:

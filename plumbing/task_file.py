@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from plumbing.files import check_fields, require
+from plumbing.files import check_fetched, check_fields, require
 from plumbing.metrics import number
 from tasks.text import ROLES
 
@@ -43,10 +43,7 @@ def load_task(name: str) -> ModuleType:
 def load_puzzles(task: ModuleType, count: int, path: str, eval_path: str = "") -> tuple[list, list]:
     """The training puzzles of a task, and `count` held-out ones. ValueError where one is no puzzle, or is in both.
     eval_path: a file of held-out puzzles. Then all others of the file `path` are trained on, not nine tenths."""
-    for file in map(Path, filter(None, (path, eval_path))):
-        if not file.is_file():  # here, since a task's load may not look
-            folder = ", but a folder: name one of the files in it" if file.is_dir() else ""
-            raise FileNotFoundError(f"there is no data file {file}{folder}")
+    check_data(path, eval_path)
     training = list(task.load("all" if path and eval_path else "train", path=path))
     heldout = load_heldout(task, count, path, eval_path)
     require(training and heldout, "the task has no puzzles to train on, or none held out")
@@ -70,8 +67,18 @@ def load_puzzles(task: ModuleType, count: int, path: str, eval_path: str = "") -
     return apart, heldout
 
 
+def check_data(*paths: str) -> None:
+    """FileNotFoundError or ValueError where a data file that is named is none, since a task's load may not look."""
+    for file in map(Path, filter(None, paths)):
+        if not file.is_file():
+            folder = ", but a folder: name one of the files in it" if file.is_dir() else ""
+            raise FileNotFoundError(f"there is no data file {file}{folder}")
+        check_fetched(file)
+
+
 def load_heldout(task: ModuleType, count: int, path: str, eval_path: str) -> list:
     """The held-out puzzles of a task: all of the file `eval_path`, else `count` of its own or of the file `path`."""
+    check_data(path, eval_path)
     return list(task.load("all", path=eval_path) if eval_path else task.load("heldout", count, path))
 
 

@@ -249,7 +249,7 @@ def new(tmp_path, monkeypatch):
     for name in (*BESIDE, "config.json", "model.safetensors", "optimizer.pt", "trainer_state.json", "README.md"):
         (tmp_path / "model" / name).write_text("{}")
     (tmp_path / "r.part").mkdir()  # somebody's own
-    (tmp_path / ".r.starting" / "old").mkdir(parents=True)  # of a run that was killed while it created its folder
+    (tmp_path / "r" / "config.json.part").mkdir(parents=True)  # of a run that was killed while it created its folder
     monkeypatch.setattr(sys, "argv", ["train.py", "--data", "my puzzles"])
     s = Settings(model=str(tmp_path / "model"), steps=5, state_every=3, checkpoint_every=3)
     assert Writer(tmp_path / "r", s, {"k": 2}, {}, None).open(SOURCE, ["x"], resume=False) == (0, {})
@@ -299,7 +299,7 @@ def refuses(said, run, action, *arguments, **hyper_parameters):
 def test_a_new_run_folder_holds_config_header_and_tokenizer(new):
     """Guards against a checkpoint without its chat template or end tokens, too."""
     run, s = new
-    assert (run.parent / "r.part").is_dir() and not (run.parent / ".r.starting").exists()
+    assert (run.parent / "r.part").is_dir()
     found = {str(p.relative_to(run)) for p in run.rglob("*")}
     assert found == {"config.json", "metrics.csv", "credit", "lock", "checkpoint",
                      "checkpoint/additional_chat_templates", *(f"checkpoint/{name}" for name in BESIDE)}

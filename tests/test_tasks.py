@@ -3,12 +3,16 @@ import gzip
 import itertools
 import json
 import re
+import shutil
 from fractions import Fraction
 from hashlib import sha256
 
 import numpy as np
 import pytest
 
+import train
+from models import talk, warm_start
+from plumbing.launch import BUNDLED
 from plumbing.task_file import load_puzzles, load_task
 from tasks import latin_task, math_task
 from tasks.data import digits
@@ -258,6 +262,29 @@ def test_a_broken_file_is_refused_in_one_sentence(name, content, said, tmp_path)
     assert "\n" not in str(error.value)
     with pytest.raises(FileNotFoundError, match="no data file .*, but a folder: name one of the files in it"):
         load_puzzles(math_task, 9, str(tmp_path))
+
+
+def test_a_pointer_of_git_lfs_is_called_one(tmp_path, refusal):
+    """Its form is that of git-lfs's own specification. Guards against a parser's complaint about its first letter."""
+    pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 1048576\n"
+    for name in ("a.jsonl", "a.csv", "a.json", "a.gz", "a.parquet", "model/tokenizer.json", "model/model.safetensors",
+                 "model/config.json", "adapter/adapter_config.json"):
+        file = tmp_path / name
+        if "/" not in name:
+            words = ["--data", file], ["--eval_data", file]
+        elif file.parent.name == "model":
+            shutil.copytree(BUNDLED, file.parent, dirs_exist_ok=True)
+            words = [["--model", file.parent]]
+        else:
+            file.parent.mkdir()
+            words = [["--lora_rank", 8, "--adapter", file.parent]]
+        file.write_text(pointer)
+        for flags in words:
+            for program in (train, talk):
+                said = refusal(program, *flags)
+                assert f"{file} is a pointer of Git LFS" in said and "git lfs pull" in said
+    task = ["--task", "math", "--from", BUNDLED, "--out", tmp_path / "new"]
+    assert "a.csv is a pointer of Git LFS" in refusal(warm_start, *task, "--data", tmp_path / "a.csv")
 
 
 @pytest.mark.parametrize("kind, significant", [(np.float16, 3), (np.float32, 6), (np.float64, 15)])

