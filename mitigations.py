@@ -1,8 +1,9 @@
 """Credit functions: each one gives every token of a step its credit, the number that multiplies grad log pi(token).
 
-This file has GRPO, an entropy bonus, the weights of the original work, PPO, VinePPO and, at its end, the place for
-yours. Further published ones are in methods/, a file for each family. The flag is called --mitigation, because the
-original work (github.com/Ja-Crispy/GRPO-Zero) called such a function a mitigation of GRPO.
+This file has GRPO, the seven strategies that the original work (github.com/Ja-Crispy/GRPO-Zero) proposed, in its order,
+what its text asks for beyond them, and the place for yours. Further ones, such as PPO, are in methods/, a file for each
+family. The flag is called --mitigation, because that work called such a function a mitigation of GRPO. *Here* says what
+became of each: success averaged over training, minus GRPO's, in points, on easy puzzles; or success at the end.
 
 To try an idea, write one decorated function at the end of this file. Under @token_credit it returns the credit itself;
 under @reweighting it returns weights, by which the response's advantage is multiplied. Both are (B, T). Its keyword
@@ -29,15 +30,16 @@ import torch
 from torch import Tensor
 
 from plumbing.registry import register, require
-from rollout import TokenBatch, by_group, group_mean
-from tasks.text import FILLER, REASONING, STRUCTURE  # noqa: F401  for your idea: `batch.role == FILLER`
+from rollout import TokenBatch, by_group, graded_without, z_score
+from tasks.arithmetic import CalculationSpan
+from tasks.text import FILLER, REASONING, ROLES, STRUCTURE, anchors  # noqa: F401  for your idea: `batch.role == FILLER`
 
 
 def token_credit(function: Callable | None = None, *, name: str = "", from_advantage: bool = False,
                  needs: tuple[str, ...] | Callable = ()) -> Callable:
     """Decorator for a function that returns the credit (B, T) itself. What it returns on padding is set to 0.
 
-    The decorated function is called as before, and its result is checked. MITIGATIONS has it by its name.
+    It is called as before, and its result is checked. MITIGATIONS has it by its name.
     from_advantage=True says that it reads batch.advantage: only then does train.py take --advantage and --shaping.
     needs: what it asks for beyond the batch, see `reweighting`. name: that of --mitigation, if not the function's own.
     """
@@ -48,17 +50,6 @@ def token_credit(function: Callable | None = None, *, name: str = "", from_advan
 def uniform(batch: TokenBatch) -> Tensor:
     """credit = A, the same number on every token of a response: GRPO (2402.03300). --advantage names A's formula."""
     return batch.advantage[:, None] * batch.mask
-
-
-@token_credit(from_advantage=True)
-def curious(batch: TokenBatch, bonus: float = 0.01) -> Tensor:
-    """credit = A - bonus (log p + H): raises H, on average, as an entropy bonus in the loss would (1602.01783)."""
-    # Over the tokens that may be drawn, -(log p + H) averages 0, and its policy gradient is the gradient of H.
-    batch.log["bonus"] = -bonus * (batch.logprob + batch.entropy)  # (B, T)
-    return batch.advantage[:, None] + batch.log["bonus"]
-
-
-# -------------------------------------------------------------------------------- reweightings: the original work's
 
 
 def reweight(batch: TokenBatch, weight: Tensor) -> Tensor:
@@ -99,12 +90,128 @@ NORMALIZATIONS = {"response": unit_mean, "none": lambda weight, mask: weight,
                   "step": lambda weight, mask: unit_mean(weight.reshape(1, -1), mask.reshape(1, -1)).view_as(weight)}
 
 
+# --------------------------------------------------------------------------------- the original work's seven strategies
+
+
+@reweighting
+def entropy_ratio(batch: TokenBatch) -> Tensor:
+    """credit = A * H / mean H of the response: favour uncertain tokens in proportion (the original work).
+
+    Strategy 1, as written there, "GTPO-style"; `gtpo` differs.
+    Here: 2.7 ± 1.1; with RLOO's advantage on word problems -3.3 ± 1.4, lab/study/tables.md.
+    """
+    return unit_mean(batch.entropy * batch.mask, batch.mask)
+
+
+@reweighting(needs=("importance",))
+def learned_importance(batch: TokenBatch) -> Tensor:
+    """credit = A * L * softmax(s), s a learned score: favour tokens that predict success (the original work).
+
+    Strategy 2: a small network beside the policy says which tokens are important. What trains it is left open; ours
+    learns to predict the response's success from its hidden states, pooled by the softmax (1802.04712; heads.py), and
+    scores a step before it learns from it. (Its name there, lambda-GRPO, is also that of a learned exponent on the
+    length, 2510.06870, of `prefix_tree`, 2509.21154, and of eligibility traces, 2510.00194.)
+    Here: -4.3 ± 3.4, lab/study/tables.md.
+    """
+    return batch.ask.head("importance") * batch.mask.sum(1, keepdim=True)
+
+
+@reweighting
+def attention_credit(batch: TokenBatch, credit_scale: float = 2.0) -> Tensor:
+    """credit = A * (1 + credit_scale * a): the answer pays attention a to the token (after the original work).
+
+    Strategy 3. The attention is the last layer's, averaged over heads and over the states that predict the answer's
+    tokens after this one, then scaled to mean 1 over the response. Prompt tokens, such as the attention sink at
+    position 0, don't count. Without an answer a = 0, which is plain GRPO. (The original has other formulas, and its
+    code gave token t + 1 what was paid to token t: lab/original/methods.md.)
+    Here: 1.0 ± 1.2, lab/study/tables.md.
+    """
+    require(credit_scale >= 0, "--credit_scale must be 0 or more")
+    # ask.attention[:, t, u]: what token t's state pays to token u. Summed over the answer's t, by u:
+    total = (batch.ask.attention * batch.in_answer[:, :, None]).sum(1)  # (B, T) what the whole answer pays to the token
+    later = batch.in_answer.sum(1, keepdim=True) - batch.in_answer.cumsum(1)  # (B, T) answer tokens after this one
+    mean = total / later.clamp(min=1) * batch.mask  # (B, T) what each of them pays
+    return 1 + credit_scale * unit_mean(mean, batch.mask)
+
+
+@token_credit(from_advantage=True, needs=("calculations",))
+def reward_decomposition(batch: TokenBatch, weights: str = "0.1,0.3,1", stepwise: bool = False) -> Tensor:
+    """credit = a A_format on tags + b A_steps before <answer> + c A_success in it: normalize, then add (2601.05242).
+
+    Strategy 4. --weights are a,b,c. Each reward is z-scored in its group by itself. A_steps: the share of written
+    calculations that are true and use available numbers, a process reward. With stepwise=True each calculation's own
+    verdict, z-scored over all calculations of the group, goes to its own tokens instead. A response without an answer
+    or a calculation gets plain GRPO; where it has none, its share of 0 still counts in the group's z-score. (The paper
+    also normalizes the sum over the batch.)
+    Here: it learns true calculations, not right answers: 12.7% at the end, lab/study/collapse.md.
+    """
+    try:
+        a, b, c = map(float, weights.split(","))
+    except ValueError:
+        raise ValueError("--weights must be three numbers, as in 0.1,0.3,1") from None
+    written = [written_calculations(batch, i) for i in range(len(batch.text))]  # B lists of S calculations
+    verdicts = [torch.tensor([right for *_, right in found], dtype=torch.float32) for found in written]  # B of (S,)
+    share = torch.stack([v.sum() / max(len(v), 1) for v in verdicts]).to(batch.reward.device)  # (B,) 0 without any
+    process, format, answer = (z_score(by_group(batch, r[:, None])).view(-1, 1)  # in each group, (Q, G, 1)
+                               for r in (share, batch.format, batch.success))  # (B,) each -> (B, 1) each
+    thinking = calculation_advantage(batch, written, verdicts) if stepwise else process  # (B, T) or (B, 1)
+    section = torch.where(batch.in_answer, c * answer, b * thinking)  # (B, T)
+    credit = a * format * (batch.role == STRUCTURE) + section  # (B, T)
+    defined = torch.tensor([len(v) > 0 for v in verdicts], device=share.device) & batch.in_answer.any(1)  # (B,)
+    return torch.where(defined[:, None], credit, uniform(batch))
+
+
+def written_calculations(batch: TokenBatch, i: int) -> list[tuple[Tensor, CalculationSpan, bool]]:
+    """Each calculation written in response i: its tokens (T,) bool, the spans of its parts, and whether it is right."""
+    position = torch.from_numpy(anchors(batch.text[i], batch.spans[i])).to(batch.mask.device)  # (L,) decides of each
+    found = []
+    for span, right in batch.task.calculations(batch.text[i], batch.puzzles[batch.group[i]]):
+        tokens = torch.zeros_like(batch.mask[i])  # (T,)
+        tokens[: len(position)] = (position >= span.a[0]) & (position < span.result[1])
+        found.append((tokens, span, right))
+    return found
+
+
+def calculation_advantage(batch: TokenBatch, written: list[list], verdicts: list[Tensor]) -> Tensor:
+    """The verdict (0 or 1) on each calculation, z-scored over its group, on its tokens (B, T); 0 elsewhere."""
+    advantage, G = torch.zeros_like(batch.logprob), len(batch.text) // len(batch.puzzles)
+    for i, verdict in enumerate(verdicts):
+        if len(verdict):
+            group = torch.cat(verdicts[i // G * G : i // G * G + G])  # all calculations of the group
+            z = ((verdict - group.mean()) / (group.std(correction=0) + 1e-4)).to(advantage.device)  # (S,)
+            for (tokens, *_), value in zip(written[i], z):
+                advantage[i, tokens] = value
+    return advantage
+
+
+@reweighting(needs=lambda tokens: () if tokens else ("calculations",))
+def regrade_ablation(batch: TokenBatch, tokens: bool = False) -> Tensor:
+    """credit = A * |r - r of the text without it| on each calculation: remove it and grade again (the original work).
+
+    Strategy 5 removes a token: that is tokens=True. The reward looks at the answer and the tags alone. So removing a
+    calculation from the thoughts changes nothing, and nearly all weights are 0, which is nearly plain GRPO. Removing a
+    token of a tag or of a right answer does. How much a token changed the chance of success: lab/truth/measure.py.
+    Here: with tokens=True and RLOO's advantage 0.0% at the end, lab/study/tables.md.
+    """
+    weight = torch.zeros_like(batch.logprob)  # (B, T)
+    for i, spans in enumerate(batch.spans):
+        if tokens:
+            parts = [(t, start, stop) for t, (start, stop) in enumerate(spans)]
+        else:
+            parts = [(where, span.a[0], span.result[1]) for where, span, _ in written_calculations(batch, i)]
+        reward = graded_without(batch, i, 0, 0)
+        for where, start, stop in parts:  # where: a mask of tokens, or one of them
+            weight[i, where] = abs(reward - graded_without(batch, i, start, stop))
+    return weight
+
+
 @reweighting
 def outcome_conditional(batch: TokenBatch, think_discount: float = 0.5) -> Tensor:
     """credit = A * (1 in <answer>, think_discount before it): reward the conclusion more (the original work).
 
-    The name is the original's; the weights depend on the section alone. A response without an answer gets plain GRPO.
-    (The original discounted such a response as a whole, so that credit depended on the format.)
+    Strategy 6, whose weights depend on the section alone. A response without an answer gets plain GRPO. (The original
+    discounted such a response as a whole, so that credit depended on the format.)
+    Here: -2.1 ± 1.6, lab/study/tables.md.
     """
     require(think_discount >= 0, "--think_discount must be 0 or more")
     unanswered = ~batch.in_answer.any(1, keepdim=True)  # (B, 1)
@@ -115,18 +222,37 @@ def outcome_conditional(batch: TokenBatch, think_discount: float = 0.5) -> Tenso
 def inverse_logprob(batch: TokenBatch, epsilon: float = 0.1) -> Tensor:
     """credit = A / (|log p| + epsilon): favour tokens the model was sure of (the original work).
 
-    It was meant to make |credit * log p| equal on all tokens. That holds where |log p| is well above epsilon. (The
+    Strategy 7, meant to make |credit * log p| equal on all tokens. That holds where |log p| is well above epsilon. (The
     original did not rescale its weight, see --normalize none, nor detach it: lab/original/methods.md.)
+    Here: 0.2% at the end, lab/study/collapse.md.
     """
     require(epsilon > 0, "--epsilon must be above 0")
     return 1 / (batch.logprob.abs() + epsilon)
+
+
+# ----------------------------------------------------------------------------------- what its text asks for beyond them
+
+
+@reweighting
+def entropy_masking(batch: TokenBatch, mask_percentile: float = 80.0) -> Tensor:
+    """credit = A where H >= the mask_percentile-th percentile of the step, else 0: forking tokens only (2506.01939).
+
+    Hard masking: a forking token is one where the text could go several ways. Where every response keeps a token,
+    --normalize none is the paper's equation, which divides the loss by the number of all tokens, and --normalize step
+    its code, which divides by that of kept ones. A response that keeps none gets plain GRPO; there it drops out.
+    Here: -0.1 ± 1.7, lab/study/tables.md.
+    """
+    require(0 <= mask_percentile <= 100, "--mask_percentile must be between 0 and 100")
+    threshold = batch.entropy[batch.mask].quantile(mask_percentile / 100)  # ()
+    return batch.entropy >= threshold
 
 
 @reweighting
 def entropy_weighted(batch: TokenBatch, entropy_temp: float = 1.0) -> Tensor:
     """credit = A * L * softmax(H / entropy_temp): favour a response's uncertain tokens (the original work).
 
-    The original took the softmax over a micro-batch, so that its results depended on a memory setting.
+    Soft weights. The original's softmax ran over a micro-batch, so that its results depended on a memory setting.
+    Here: 0.6 ± 1.5, lab/study/tables.md.
     """
     require(entropy_temp > 0, "--entropy_temp must be above 0")
     score = (batch.entropy / entropy_temp).masked_fill(~batch.mask, -math.inf)  # (B, T)
@@ -134,115 +260,16 @@ def entropy_weighted(batch: TokenBatch, entropy_temp: float = 1.0) -> Tensor:
 
 
 @reweighting
-def attention_credit(batch: TokenBatch, credit_scale: float = 2.0) -> Tensor:
-    """credit = A * (1 + credit_scale * a): the answer pays attention a to the token (after the original work).
+def token_type(batch: TokenBatch, filler: float = 0.5, reasoning: float = 1.0, structure: float = 1.0) -> Tensor:
+    """credit = A * the flag of the token's role: filler is prose, reasoning arithmetic, structure tags (ours).
 
-    The attention is that of the last layer, averaged over heads and over the states that predict the answer's tokens
-    after this one, then scaled to mean 1 over the response. Prompt tokens, such as the attention sink at position 0,
-    don't count. Without an answer a = 0, which is plain GRPO. (The original has other formulas, and its code gave token
-    t + 1 what was paid to token t: lab/original/methods.md.)
+    The original asks for it in its conclusions: tell filler from reasoning among the thoughts.
+    Here: 1.8 ± 1.4; on word problems -4.0 ± 1.8, lab/study/tables.md.
     """
-    require(credit_scale >= 0, "--credit_scale must be 0 or more")
-    # ask.attention[:, t, u]: what token t's state pays to token u. Summed over the answer's t, by u:
-    total = (batch.ask.attention * batch.in_answer[:, :, None]).sum(1)  # (B, T) what the whole answer pays to the token
-    later = batch.in_answer.sum(1, keepdim=True) - batch.in_answer.cumsum(1)  # (B, T) answer tokens after this one
-    mean = total / later.clamp(min=1) * batch.mask  # (B, T) what each of them pays
-    return 1 + credit_scale * unit_mean(mean, batch.mask)
-
-
-# --------------------------------------------------------------------------------------------------- PPO and VinePPO
-
-
-@token_credit(needs=("critic",))
-def ppo(batch: TokenBatch, gae_lambda: float = 0.95, whiten: bool = False, gamma: float = 1.0) -> Tensor:
-    """credit = sum_l (gamma gae_lambda)^l delta_{t+l}, delta_t = r_t + gamma V_{t+1} - V_t: PPO with GAE (1707.06347).
-
-    GAE is generalized advantage estimation (1506.02438). (PPO's clip, --loss ppo, serves all methods.) r_t is the
-    reward at the last token, 0 before. The value after the last token is 0, also in a response that was cut off. gamma
-    discounts per token: it is 1, because a right answer is worth as much after a long derivation, and the critic
-    predicts the undiscounted reward. With gae_lambda=1 no error of the critic biases the gradient, but more noise is
-    left: the toy learned less (lab/study/tables.md, PPO by lambda). whiten=True rescales credit to mean 0 and standard
-    deviation 1 over the step.
-    """
-    require(0 <= gae_lambda <= 1, "--gae_lambda must be between 0 and 1")
-    require(0 <= gamma <= 1, "--gamma must be between 0 and 1")
-    credit = gae(batch, is_last_token(batch) * batch.reward[:, None], batch.ask.head("critic"), gae_lambda, gamma)
-    return z_score(credit, batch.mask) if whiten else credit  # (B, T)
-
-
-def gae(batch: TokenBatch, reward: Tensor, value: Tensor, gae_lambda: float, gamma: float = 1.0) -> Tensor:
-    """The sum (B, T) in the formula of `ppo`, from a reward at each token (B, T) and the value before it (B, T)."""
-    delta = reward + gamma * next_value(batch, value) - value  # (B, T)
-    credit, later = torch.zeros_like(delta), torch.zeros_like(batch.reward)  # (B, T), (B,) credit of the token after t
-    for t in reversed(range(delta.shape[1])):
-        later = delta[:, t] + gamma * gae_lambda * later
-        credit[:, t] = later
-    return credit
-
-
-def next_value(batch: TokenBatch, value: Tensor) -> Tensor:
-    """V_{t+1} from V_t (B, T): the value after each token, 0 after the last one."""
-    return value.roll(-1, dims=1) * (batch.mask & ~is_last_token(batch))
-
-
-def is_last_token(batch: TokenBatch) -> Tensor:
-    """True (B, T) at the last token of each response."""
-    return batch.mask & (batch.mask.cumsum(1) == batch.mask.sum(1, keepdim=True))
-
-
-def z_score(values: Tensor, mask: Tensor | None = None) -> Tensor:
-    """(x - mean) / (std + 1e-4) of values x (..., n, T), over the last two dimensions and mask; 0 outside mask.
-
-    In double, where the mean of equal float32 values is that value exactly, and their z-score 0.
-    """
-    mask = torch.ones_like(values, dtype=torch.bool) if mask is None else mask
-    count = mask.sum((-2, -1), keepdim=True).clamp(min=1)  # (..., 1, 1)
-    mean = torch.where(mask, values.double(), 0.0).sum((-2, -1), keepdim=True) / count  # (..., 1, 1)
-    deviation = torch.where(mask, values - mean, 0.0)  # (..., n, T)
-    std = ((deviation**2).sum((-2, -1), keepdim=True) / count).sqrt()  # (..., 1, 1)
-    return (deviation / (std + 1e-4)).to(values)
-
-
-@token_credit(needs=lambda cuts, **_: ("sentence_starts",) if cuts == "sentence" else ())
-def vineppo(batch: TokenBatch, k: int = 3, cuts: str = "sentence") -> Tensor:
-    """credit = V(next cut) - V(this cut), V the mean reward of k continuations: cuts at sentence ends (2410.01679).
-
-    All tokens between two cuts get the same credit. V at the end is the reward. V at the start costs nothing: it is the
-    mean reward of the group's other responses. (The paper has k = 9; its code z-scores the credit.) cuts="uncertain" is
-    SPO-chain (2505.23564): it cuts before every fifth of the tokens with p below 90%, the paper's *cutpoints*, from the
-    6th on. (The paper gives credit to those tokens only.)
-    """
-    require(k >= 1, "--k must be at least 1: it is the number of continuations sampled at each cut")
-    require(cuts in ("sentence", "uncertain"), "--cuts must be sentence or uncertain")
-    if cuts == "sentence":
-        return segment_credit(batch, sentence_cuts(batch), k)
-    unsure = batch.mask & (batch.logprob < math.log(0.9))  # (B, T)
-    count = unsure.cumsum(1)  # (B, T)
-    return segment_credit(batch, unsure & (count % 5 == 1) & (count > 1), k)  # the 6th, 11th, 16th ... of them
-
-
-def sentence_cuts(batch: TokenBatch) -> Tensor:
-    """True (B, T) at the first token of each sentence but the first."""
-    cuts = torch.zeros(batch.mask.shape, dtype=torch.bool)  # (B, T)
-    for row, text, spans in zip(cuts, batch.text, batch.spans):
-        row[1 : len(spans)] = torch.from_numpy(batch.task.sentence_starts(text, spans))[1:]
-    return cuts.to(batch.mask.device)
-
-
-def segment_credit(batch: TokenBatch, cuts: Tensor, k: int) -> Tensor:
-    """V at the end of each token's segment minus V at its start (B, T). cuts (B, T): where all but the first begin.
-
-    Of 5 tokens with a cut at 2, tokens 0 and 1 get V[1] - V[0], the others V[2] - V[1], where V[2] is the reward.
-    """
-    rewards = by_group(batch, batch.reward)  # (Q, G)
-    mean = group_mean(rewards)  # (Q, 1)
-    others = mean - (rewards - mean) / (rewards.shape[1] - 1)  # (Q, G) mean reward: no rounding where all are equal
-    segment = cuts.cumsum(1)  # (B, T) 0 0 1 1 1 for a cut at 2 of 5 tokens
-    V = rewards.view(-1, 1).repeat(1, cuts.shape[1] + 1)  # (B, T + 1): segment j begins at V[:, j]; past the last: r
-    V[:, 0] = others.flatten()
-    row, t = cuts.nonzero(as_tuple=True)
-    V[row, segment[row, t]] = batch.ask.rollout_values(k * cuts)[row, t].to(V)
-    return (V.gather(1, segment + 1) - V.gather(1, segment)).to(batch.logprob)
+    weights = dict(zip(ROLES, (filler, reasoning, structure)))
+    for role, weight in weights.items():
+        require(weight >= 0, f"--{role} must be 0 or more")
+    return torch.tensor(list(weights.values()), device=batch.role.device)[batch.role.int()]
 
 
 # ---------------------------------------------------------------------------------------------------------------- yours

@@ -9,6 +9,7 @@ task is a module such as countdown_task.py; the code here knows nothing of Count
 Run it:  python train.py --mitigation none
 """
 from dataclasses import dataclass, field
+from itertools import pairwise
 from types import ModuleType
 from typing import Any, Callable
 
@@ -19,7 +20,7 @@ from torch import Tensor
 from plumbing.policy import Policy, seed_of
 from plumbing.processes import shared
 from plumbing.progress import Progress
-from plumbing.task_file import check_roles
+from plumbing.task_file import check_roles, graded
 from sampler import Replies, Samples, generate
 from settings import Settings
 from turns import Prefix, decode, play, reply, with_replies
@@ -78,6 +79,19 @@ def group_mean(values: Tensor) -> Tensor:
     """
     first = values[:, :1].double()
     return first + (values - first).mean(1, keepdim=True)
+
+
+def z_score(values: Tensor, mask: Tensor | None = None) -> Tensor:
+    """(x - mean) / (std + 1e-4) of values x (..., n, T), over the last two dimensions and mask; 0 outside mask.
+
+    In double, where the mean of equal float32 values is that value exactly, and their z-score 0.
+    """
+    mask = torch.ones_like(values, dtype=torch.bool) if mask is None else mask
+    count = mask.sum((-2, -1), keepdim=True).clamp(min=1)  # (..., 1, 1)
+    mean = torch.where(mask, values.double(), 0.0).sum((-2, -1), keepdim=True) / count  # (..., 1, 1)
+    deviation = torch.where(mask, values - mean, 0.0)  # (..., n, T)
+    std = ((deviation**2).sum((-2, -1), keepdim=True) / count).sqrt()  # (..., 1, 1)
+    return (deviation / (std + 1e-4)).to(values)
 
 
 def responses(batch: TokenBatch, rows: Tensor) -> tuple[list[list[int]], Tensor, Tensor, Tensor, Tensor]:
@@ -190,3 +204,13 @@ def decode_and_grade(policy: Policy, prefixes: list[Prefix], samples: Samples) -
         text, spans, turns = decode(policy, prefix.tokens + row[:length], prefix.before | later)
         found.append((text, spans, policy.grade(text, prefix.puzzle, turns)))
     return found
+
+
+def graded_without(batch: TokenBatch, i: int, start: int, stop: int) -> float:
+    """The reward of response i without its characters from start to stop; what was replied stays as it is."""
+    text, spans, turns = batch.text[i], batch.spans[i], []
+    if hasattr(batch.task, "reply"):
+        ends = [(spans[a][0], spans[b - 1][1]) for a, b in pairwise([0, *batch.before[i], len(spans)])]  # of each turn
+        turns = [[text[a : max(a, min(b, start))] + text[min(b, max(a, stop)) : b] for a, b in ends]]
+    puzzle, cut = batch.puzzles[batch.group[i]], text[:start] + text[stop:]
+    return graded(batch.task, batch.weights, cut, puzzle, *turns)["reward"]

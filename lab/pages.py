@@ -28,6 +28,7 @@ from plumbing.report import Table
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"<!-- (lab/\S+\.md) \| ([^|>]+?) \| ([^|>]+?)(?: \| ([^>]+?))? -->\n"
                    r"(?:(?!<!-- lab/).)*?<!-- end -->", re.DOTALL)
+ORIGINS = {"(ours)": "Ours", "original work)": "The original work's", "Strategy": "The original work's"}
 FINDING = re.compile(r"#![^\n]+\n# guessed: (.+?)\n# seen: (.+?)\n# with: (.+?)\n(?!# )", re.DOTALL)
 
 
@@ -54,11 +55,13 @@ def describe(method: CreditFunction) -> str:
     models = {"critic": "the critic", "process_critic": "the process critic", "importance": "the importance head",
               "reference": "the reference model"}
     named = [models.get(need, f"a task with `{need}`") for need in required(method.name, {})]
+    document = inspect.getdoc(method.function) or ""
+    origin = next((words for mark, words in ORIGINS.items() if mark in document), "Published")
     needs = f", which needs {' and '.join(named)}" if named else ""
     flags = f" Flags: {', '.join(f'`--{name} {value}`' for name, value in method.parameters.items())}."
-    _, _, body = (inspect.getdoc(method.function) or "").partition("\n")
-    formula, _, why = method.summary.partition(": ")
-    return (f"## {method.name}\n\n`{formula}`\n\n{why[:1].upper()}{why[1:]} *{kind}{needs}.*"
+    body = re.sub(r"\blab/[\w/]+\.(?:md|py)", r"[\g<0>](../\g<0>)", document.partition("\n")[2])
+    formula, _, why = re.sub(r" \([a-z ]+\)\.$", ".", method.summary).partition(": ")
+    return (f"## {method.name}\n\n`{formula}`\n\n{why[:1].upper()}{why[1:]} *{origin}. {kind}{needs}.*"
             f"{flags * bool(method.parameters)}\n{body}\n".rstrip() + "\n")
 
 

@@ -2,67 +2,28 @@
 
 Run it:  python train.py --mitigation causal_ablation
 """
-from itertools import pairwise
-
 import torch
 from torch import Tensor
 
-from mitigations import gae, is_last_token, reweighting, token_credit, uniform, z_score
+from methods.values import gae, is_last_token
+from mitigations import reweighting, token_credit, uniform, written_calculations
 from plumbing.registry import require
-from plumbing.task_file import graded
 from rollout import TokenBatch, by_group, group_mean
-from tasks.arithmetic import CalculationSpan
-from tasks.text import STRUCTURE, anchors
-
-
-def written_calculations(batch: TokenBatch, i: int) -> list[tuple[Tensor, CalculationSpan, bool]]:
-    """Each calculation written in response i: its tokens (T,) bool, the spans of its parts, and whether it is right."""
-    # Each token's deciding character:
-    position = torch.from_numpy(anchors(batch.text[i], batch.spans[i])).to(batch.mask.device)  # (L,)
-    found = []
-    for span, right in batch.task.calculations(batch.text[i], batch.puzzles[batch.group[i]]):
-        tokens = torch.zeros_like(batch.mask[i])  # (T,)
-        tokens[: len(position)] = (position >= span.a[0]) & (position < span.result[1])
-        found.append((tokens, span, right))
-    return found
+from tasks.text import anchors
 
 
 @token_credit(from_advantage=True, needs=("calculations",))
-def reward_decomposition(batch: TokenBatch, weights: str = "0.1,0.3,1", stepwise: bool = False) -> Tensor:
-    """credit = a A_format on tags + b A_steps before <answer> + c A_success in it: normalize, then add (2601.05242).
+def process_reward(batch: TokenBatch, process: float = 0.1) -> Tensor:
+    """credit = A + process * (sum of v - mean v over calculations that end at t or later): process GRPO (2402.03300).
 
-    --weights are a,b,c. Each reward is z-scored in its group by itself, then they are added. A_steps: the share of
-    written calculations that are true and use available numbers, a process reward. With stepwise=True each
-    calculation's own verdict, z-scored over all calculations of the group, goes to its own tokens instead. A response
-    without an answer or without a calculation gets plain GRPO. Without a calculation, its share of 0 still counts in
-    the group's z-score. (The paper also normalizes the sum over the batch.)
+    v is 1 for a calculation that is true and uses available numbers, else 0; mean v is over all calculations of the
+    group. The paper's process supervision also divides by their standard deviation, and has no outcome beside them.
     """
-    try:
-        a, b, c = map(float, weights.split(","))
-    except ValueError:
-        raise ValueError("--weights must be three numbers, as in 0.1,0.3,1") from None
-    written = [written_calculations(batch, i) for i in range(len(batch.text))]  # B lists of S calculations
-    verdicts = [torch.tensor([right for *_, right in found], dtype=torch.float32) for found in written]  # B of (S,)
-    share = torch.stack([v.sum() / max(len(v), 1) for v in verdicts]).to(batch.reward.device)  # (B,) 0 without any
-    process, format, answer = (z_score(by_group(batch, r[:, None])).view(-1, 1)  # in each group, (Q, G, 1)
-                               for r in (share, batch.format, batch.success))  # (B,) each -> (B, 1) each
-    thinking = calculation_advantage(batch, written, verdicts) if stepwise else process  # (B, T) or (B, 1)
-    section = torch.where(batch.in_answer, c * answer, b * thinking)  # (B, T)
-    credit = a * format * (batch.role == STRUCTURE) + section  # (B, T)
-    defined = torch.tensor([len(v) > 0 for v in verdicts], device=share.device) & batch.in_answer.any(1)  # (B,)
-    return torch.where(defined[:, None], credit, uniform(batch))
-
-
-def calculation_advantage(batch: TokenBatch, written: list[list], verdicts: list[Tensor]) -> Tensor:
-    """The verdict (0 or 1) on each calculation, z-scored over its group, on its tokens (B, T); 0 elsewhere."""
-    advantage, G = torch.zeros_like(batch.logprob), len(batch.text) // len(batch.puzzles)
-    for i, verdict in enumerate(verdicts):
-        if len(verdict):
-            group = torch.cat(verdicts[i // G * G : i // G * G + G])  # all calculations of the group
-            z = ((verdict - group.mean()) / (group.std(correction=0) + 1e-4)).to(advantage.device)  # (S,)
-            for (tokens, *_), value in zip(written[i], z):
-                advantage[i, tokens] = value
-    return advantage
+    require(process >= 0, "--process must be 0 or more")
+    ends, true = calculation_ends(batch)  # (B, T) each
+    count, right = (by_group(batch, x).sum((1, 2)) for x in (ends, true))  # (Q,) each, in the group
+    mean = (right / count.clamp(min=1))[batch.group, None]  # (B, 1)
+    return uniform(batch) + process * from_here_on(true - mean * ends)
 
 
 def calculation_ends(batch: TokenBatch) -> tuple[Tensor, Tensor]:
@@ -80,20 +41,6 @@ def from_here_on(values: Tensor) -> Tensor:
     return values.flip(1).cumsum(1).flip(1)
 
 
-@token_credit(from_advantage=True, needs=("calculations",))
-def process_reward(batch: TokenBatch, process: float = 0.1) -> Tensor:
-    """credit = A + process * (sum of v - mean v over calculations that end at t or later): process GRPO (2402.03300).
-
-    v is 1 for a calculation that is true and uses available numbers, else 0; mean v is over all calculations of the
-    group. The paper's process supervision also divides by their standard deviation, and has no outcome beside them.
-    """
-    require(process >= 0, "--process must be 0 or more")
-    ends, true = calculation_ends(batch)  # (B, T) each
-    count, right = (by_group(batch, x).sum((1, 2)) for x in (ends, true))  # (Q,) each, in the group
-    mean = (right / count.clamp(min=1))[batch.group, None]  # (B, 1)
-    return uniform(batch) + process * from_here_on(true - mean * ends)
-
-
 @token_credit(needs=("critic", "process_critic", "calculations"))
 def ppo_process(batch: TokenBatch, process: float = 0.1, gae_lambda: float = 0.95) -> Tensor:
     """credit = that of ppo with r_t + process * (1 at the end of a true calculation, else 0): PPO (1707.06347).
@@ -104,37 +51,6 @@ def ppo_process(batch: TokenBatch, process: float = 0.1, gae_lambda: float = 0.9
     require(0 <= gae_lambda <= 1, "--gae_lambda must be between 0 and 1")
     outcome = gae(batch, is_last_token(batch) * batch.reward[:, None], batch.ask.head("critic"), gae_lambda)  # (B, T)
     return outcome + process * gae(batch, calculation_ends(batch)[1], batch.ask.head("process_critic"), gae_lambda)
-
-
-@reweighting(needs=lambda tokens: () if tokens else ("calculations",))
-def regrade_ablation(batch: TokenBatch, tokens: bool = False) -> Tensor:
-    """credit = A * |r - r of the text without it| on each calculation: remove it and grade again (the original work).
-
-    The fifth of its strategies, which removes a token: that is tokens=True. The reward looks at the answer and the tags
-    alone. So removing a calculation from the thoughts does not change it, and nearly all weights are 0, which is nearly
-    plain GRPO. Removing a token of a tag or of a right answer does. What the strategy is after, how much a token
-    changed the probability of success, lab/truth/measure.py measures.
-    """
-    weight = torch.zeros_like(batch.logprob)  # (B, T)
-    for i, spans in enumerate(batch.spans):
-        if tokens:
-            parts = [(t, start, stop) for t, (start, stop) in enumerate(spans)]
-        else:
-            parts = [(where, span.a[0], span.result[1]) for where, span, _ in written_calculations(batch, i)]
-        reward = graded_without(batch, i, 0, 0)
-        for where, start, stop in parts:  # where: a mask of tokens, or one of them
-            weight[i, where] = abs(reward - graded_without(batch, i, start, stop))
-    return weight
-
-
-def graded_without(batch: TokenBatch, i: int, start: int, stop: int) -> float:
-    """The reward of response i without its characters from start to stop; what was replied stays as it is."""
-    text, spans, turns = batch.text[i], batch.spans[i], []
-    if hasattr(batch.task, "reply"):
-        ends = [(spans[a][0], spans[b - 1][1]) for a, b in pairwise([0, *batch.before[i], len(spans)])]  # of each turn
-        turns = [[text[a : max(a, min(b, start))] + text[min(b, max(a, stop)) : b] for a, b in ends]]
-    puzzle, cut = batch.puzzles[batch.group[i]], text[:start] + text[stop:]
-    return graded(batch.task, batch.weights, cut, puzzle, *turns)["reward"]
 
 
 @token_credit(needs=lambda solver, **_: ("calculations", "reachable") if solver else ("calculations",))

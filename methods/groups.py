@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from grpo import LOSS_NORMS
-from mitigations import token_credit, uniform, z_score
+from mitigations import token_credit, uniform
 from plumbing.registry import require
-from rollout import TokenBatch, by_group
+from rollout import TokenBatch, by_group, z_score
 from settings import Settings
 
 

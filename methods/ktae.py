@@ -8,7 +8,8 @@ import math
 import torch
 from torch import Tensor
 
-from mitigations import is_last_token, token_credit, uniform
+from methods.values import is_last_token
+from mitigations import token_credit, uniform
 from rollout import TokenBatch
 
 

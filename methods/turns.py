@@ -10,7 +10,8 @@ from torch import Tensor
 
 from methods.calculations import from_here_on
 from methods.controls import another, needs_of
-from mitigations import segment_credit, token_credit
+from methods.values import segment_credit
+from mitigations import token_credit
 from plumbing.metrics import turn_of
 from plumbing.registry import require
 from rollout import TokenBatch, by_group

@@ -1,6 +1,6 @@
 """Arithmetic: every result that numbers can make, and the calculations that a text contains.
 
-countdown_task.py makes its puzzles with the first part. The credit functions of methods/calculations.py use the other
+countdown_task.py makes its puzzles with the first part. Credit functions, such as `first_error`, use the other
 two: which calculations a response contains, which of them are right, and whether the target can still be reached.
 """
 import functools

@@ -3,12 +3,14 @@
 The tests of "what every method has to do" run for all of MITIGATIONS, so they cover a new method at once.
 """
 import functools
+import inspect
 import itertools
 import math
 import re
 import statistics
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -21,11 +23,14 @@ from methods import MITIGATIONS, ORDER, calculations, controls, groups
 from methods.heads import HEADS
 from methods.ktae import ktae
 from methods.oracle import oracle
-from mitigations import attention_credit, curious, ppo, reweight, reweighting, token_credit, uniform, vineppo, z_score
+from methods.tokens import curious
+from methods.values import ppo, vineppo
+from mitigations import (attention_credit, regrade_ablation, reward_decomposition, reweight, reweighting, token_credit,
+                         uniform)
 from plumbing.launch import lacking
 from plumbing.registry import CreditFunction, check_pure, required
 from queries import Queries
-from rollout import rollout
+from rollout import rollout, z_score
 from settings import Settings
 from start import load_policy
 from tasks import guess_task
@@ -290,7 +295,21 @@ def test_hyper_parameters_that_can_not_work_are_refused_by_name(flags, refused, 
             assert MITIGATIONS[name](written, **{key: value}).any()
 
 
-# ------------------------------------------------------------ the baseline, and weights from what the sampler recorded
+# -------------------------------------------------------------------------------------- strategies of the original work
+
+
+def test_each_strategy_stands_in_its_place_with_what_became_of_it():
+    """Guards against another order than the original work's, and a figure that its file gives to another method."""
+    lines = [inspect.getsourcelines(MITIGATIONS[name].function)[1] for name in ORDER[:11]]
+    assert lines == sorted(lines) and {MITIGATIONS[name].function.__module__ for name in ORDER[:11]} == {"mitigations"}
+    for number, name in enumerate(ORDER[1:11], 1):
+        text = MITIGATIONS[name].function.__doc__
+        here, file = re.search(r"\n    Here: (.*), (lab/\S+)\.\n", text).groups()
+        rows = re.findall(rf"^\| `{name}\b.*", (Path(__file__).parent.parent / file).read_text(encoding="utf-8"), re.M)
+        figures = re.findall(r"-?\d+\.\d+(?: ± \d+\.\d+)?", here)
+        assert figures and all(any(f" {figure} " in row for row in rows) for figure in figures), name
+        assert (f"Strategy {number}" in text) == (number <= 7)
+
 
 LN2 = math.log(2)
 
@@ -325,6 +344,64 @@ def test_weights_by_hand(name, options, weights):
     check(MITIGATIONS[name].raw(batch, **options), weights)
 
 
+def test_attention_credit_by_hand():
+    """Guards against queries and keys swapped, and later tokens punished because fewer states see them."""
+    attention = torch.full((3, 5, 5), 9.0).tril(-1)  # the state before token t sees the tokens before t
+    attention[0, 2] = torch.tensor([0.2, 0.4, 0, 0, 0])
+    attention[0, 3] = torch.tensor([0.6, 0.0, 0.2, 0, 0])
+    in_answer = torch.tensor([[0, 0, 1, 1, 0], [0] * 5, [1, 0, 0, 0, 0]]).bool()
+    batch = make_batch([4, 5, 1], [1.0] * 3, in_answer=in_answer, attention=attention)
+    # The means are 0.4 = (0.2 + 0.6) / 2, 0.2 = (0.4 + 0) / 2, 0.2 and 0; scaled to mean 1 they are 2, 1, 1, 0. The
+    # second response has no answer, and the answer of the third has nothing to attend to: plain GRPO.
+    check(attention_credit.raw(batch), [[5, 3, 3, 1], [1] * 5, [1]])
+    check(attention_credit.raw(batch, credit_scale=0.5), [[2, 1.5, 1.5, 1], [1] * 5, [1]])
+
+
+TRUE_TRUE = ["1+2=3", ", ", "3*3=9", ".", "</think>\n", "<answer>", "x", "</answer>", ""]
+TRUE_FALSE = ["1+2=3", ",", " 3+3=7", "</think>\n", "<answer>", "x", "</answer>", ""]
+FALSE = ["1+2=4", "</think>\n", "<answer>", "x", "</answer>", ""]
+NO_STEP = ["hm", "</think>\n", "<answer>", "x", "</answer>", ""]
+CUT_OFF = ["1+2=3", ",", "3", "*", "3=9"]  # no answer, and a calculation of several tokens
+
+
+@pytest.mark.parametrize("weights, stepwise", [("0.1,0.3,1", False), ("0.7,-2,0.4", True)])
+def test_reward_decomposition_by_hand(weights, stepwise):
+    """Guards against sections swapped, one normalization of the sum, and means over responses for calculations."""
+    format, success = [1, 0.5, 1] + [0.6, 1, 1], [0, 0, 1] + [0, 0, 1]
+    batch = make_written([NO_STEP, TRUE_FALSE, FALSE] + [CUT_OFF, TRUE_TRUE, TRUE_TRUE],
+                         [0.1, 0.2, 0.3, 0.4, 0.5, 0.6], [0] * 3 + [1] * 3,
+                         format=torch.tensor(format), success=torch.tensor(success).float())
+    F, S = (normalized(x[:3]) + normalized(x[3:]) for x in (format, success))
+    V, R = normalized([1, 0, 0]), normalized([0, 0.5, 0])  # verdicts on calculations, shares of true ones
+    thinking = {1: [V[0], 0, V[1], 0], 2: [V[2], 0]} if stepwise else {1: [R[1]] * 4, 2: [R[2]] * 2}
+    thinking |= {4: [0] * 5, 5: [0] * 5}  # all calculations of the second group are true
+    a, b, c = map(float, weights.split(","))
+    expected = [[0.1] * 6, [], [], [0.4] * 5, [], []]  # plain GRPO without a calculation or without an answer
+    for i, advantages in thinking.items():
+        tags = [0] * (len(advantages) - 1) + [1] + [1, 0, 1, 1]  # </think>, <answer>, x, </answer>, the end token
+        section = [b * x for x in advantages] + [c * S[i]] * 4
+        expected[i] = [a * F[i] * tag + x for tag, x in zip(tags, section, strict=True)]
+    check(reward_decomposition(batch, weights, stepwise), expected)
+
+
+def test_removing_a_part_changes_the_reward_where_the_grader_looks():
+    """Guards against a text cut in the wrong place, without all tokens but one, or without a calculation."""
+    odd = ["1+2=3</think>\n<answer>1+2=3</answer>", "<answer>1+2</answer> 1+2=3", "<answer>(1+2=3) 1+2</answer>"]
+    assert not regrade_ablation.raw(make_written([[text, ""] for text in odd], [1.0] * 3)).any()
+    # Outside the thoughts it may: without this one the format is 1 instead of 0.6, and a tenth of that counts.
+    between = make_written([["hm</think>", "1+2=3", "\n<answer>", "1+2", "</answer>", ""]], [1.0])
+    check(regrade_ablation.raw(between), [[0, 0.04, 0, 0, 0, 0]])
+    pieces = ["1+2=3", "</think>\n", "<answer>", "(1+2)", " * 3", "-3", "</answer>", ""]
+    batch = make_written([pieces], [1.0], puzzles=[Puzzle((1, 2, 3, 3), 6)])
+    # The format is 1, or less without a tag; a tenth of it counts. Only without a part of the answer it is wrong.
+    weight = regrade_ablation.raw(batch, True)[0].tolist()
+    assert weight[0] == weight[7] == 0 and weight[3:6] == pytest.approx([1.0] * 3)
+    assert 0 < weight[1] < 0.1 and weight[2] >= 1 and weight[6] >= 1
+
+
+# --------------------------------------------------------------------------------------------- methods/: tokens, values
+
+
 def test_an_entropy_bonus_has_the_gradient_of_the_entropy():
     """Summed over all tokens that may be drawn. Guards against a missing baseline, and another number in the log."""
     logits = torch.randn(1, 9, dtype=torch.float64, requires_grad=True)
@@ -336,6 +413,61 @@ def test_an_entropy_bonus_has_the_gradient_of_the_entropy():
     torch.testing.assert_close(found, 0.5 * torch.autograd.grad(entropy.sum(), logits)[0])
     assert (p * credit).sum() == pytest.approx(2)  # the mean credit stays the advantage
     torch.testing.assert_close(batch.log["bonus"], credit - 2)
+
+
+def double_sum(rewards, values, gae_lambda, gamma=1.0):
+    """PPO's credit of each token, from the reward at it and the value before it."""
+    delta = [r + gamma * after - before for r, before, after in zip(rewards, values, values[1:] + [0.0])]
+    return [sum((gamma * gae_lambda) ** j * d for j, d in enumerate(delta[t:])) for t in range(len(delta))]
+
+
+@pytest.mark.parametrize("gae_lambda, gamma", [(0.0, 1.0), (0.5, 1.0), (1.0, 1.0), (0.5, 0.7)])
+def test_ppo_by_the_double_sum(gae_lambda, gamma):
+    """Guards against the reward at end tokens only, a value after the last one, padding in the mean (whiten), and a
+    process reward at other tokens, or a critic for the wrong part."""
+    rewards, values = [1.1, 0.0, 0.1], [[0.2, 0.5, 0.4, 0.4], [0.7], [0.1, -0.3, 0.6]]
+    batch = make_batch([4, 1, 3], [9.0] * 3, reward=torch.tensor(rewards), critic=grid(values, padding=0.0),
+                       ended=torch.tensor([True, True, False]))
+    expected = [double_sum([0] * (len(v) - 1) + [r], v, gae_lambda, gamma) for r, v in zip(rewards, values)]
+    check(ppo(batch, gae_lambda, gamma=gamma), expected)
+    flat = normalized(sum(expected, []))
+    check(ppo(batch, gae_lambda, True, gamma), [flat[:4], flat[4:5], flat[5:]])
+
+    value, ahead = [0.1, 0.5, 0.3, 0.2, 0.4, 0.6], [1.5, 0.7, 0.9, 1.1, 0.8, -0.3]
+    batch = make_written([[*CUT_OFF, " 3+3=7"]], [9.0], reward=torch.tensor([0.7]), critic=torch.tensor([value]),
+                         process_critic=torch.tensor([ahead]))
+    both = [v + 0.25 * a for v, a in zip(value, ahead)]
+    expected = double_sum([0.25, 0, 0, 0, 0.25, 0.7], both, gae_lambda)
+    check(calculations.ppo_process(batch, 0.25, gae_lambda), [expected])
+
+
+def rollouts_from(values, asked):
+    """rollout_values that come from a table (B, T). Notes what was asked for: the numbers (B, T), and `other`."""
+    return lambda counts, other=False: asked.append((counts.tolist(), other)) or values * (counts > 0)
+
+
+def test_vineppo_by_hand():
+    """Guards against a start that is sampled although the mean reward of the other two is free, and cuts off by one."""
+    values, asked = torch.full((3, 7), 9.0), []
+    values[0, [2, 5]] = torch.tensor([0.6, 0.9])  # a sentence of the first response starts at tokens 2 and 5
+    batch = make_written([["1", " yes.", " 0", " ok", ".", " 1", ""], ["no", ""], ["0", " no", ""]], [9.0] * 3,
+                         reward=torch.tensor([1.0, 0.2, 0.4]), rollout_values=rollouts_from(values, asked))
+    first = [0.6 - 0.3] * 2 + [0.9 - 0.6] * 3 + [1 - 0.9] * 2
+    check(vineppo(batch, 5), [first, [0.2 - 0.7] * 2, [0.4 - 0.6] * 3])
+    assert asked == [([[0, 0, 5, 0, 0, 5, 0], [0] * 7, [0] * 7], False)]
+
+
+def test_vineppo_cuts_before_every_fifth_uncertain_token():
+    """Guards against a cut at the fifth instead of before the sixth, and p for log p."""
+    p = grid([[0.95] + [0.89, 0.91] * 6, [0.8] * 4 + [0.99] * 3], padding=1.0)  # cutpoints 1, 3, 5, 7, 9, 11 and 0 to 3
+    asked, before, after = [], 0.6 - 0.2, 1 - 0.6  # the cut at token 11, where the value is 0.6
+    batch = make_batch([13, 7], [9.0] * 2, logprob=p.log(), reward=torch.tensor([1.0, 0.2]),
+                       rollout_values=rollouts_from(torch.full((2, 13), 0.6), asked))
+    check(vineppo(batch, cuts="uncertain"), [[before] * 11 + [after] * 2, [0.2 - 1] * 7])
+    assert asked == [([[0] * 11 + [3, 0], [0] * 13], False)]
+
+
+# ----------------------------------------------------------------------------------------------- methods/: groups, ktae
 
 
 @pytest.mark.parametrize("G", [2, 5])
@@ -394,6 +526,19 @@ def test_gtpo_by_hand(options, scale):
     check(groups.gtpo(batch, **options), [z[:1], z[1:3], z[3:5], z[5:], *plain], 2e-3)
 
 
+def test_dpo_is_the_gradient_of_its_loss():
+    """Guards against a sign, a missing beta, a mean of log-probs, and a wrong pair. Ties go to the lowest index."""
+    torch.manual_seed(0)
+    rewards = torch.tensor([0.1, 1.1, 1.1] + [0.3, 0.1, 0.1] + [0.1, 0.1, 0.1])  # pairs: 1 over 0, 3 over 4, none
+    logprob, reference = (-torch.rand(9, 4)).requires_grad_(), -torch.rand(9, 4)
+    batch = make_batch([3, 2, 4, 1, 3, 2, 2, 2, 2], [9.0] * 9, [0] * 3 + [1] * 3 + [2] * 3, reward=rewards,
+                       logprob=logprob.detach(), reference_logprob=reference)
+    ratio = ((logprob - reference) * batch.mask).sum(1)  # (B,)
+    for best, worst in ((1, 0), (3, 4)):
+        (-torch.nn.functional.logsigmoid(0.3 * (ratio[best] - ratio[worst]))).backward(retain_graph=True)
+    torch.testing.assert_close(groups.dpo(batch, beta=0.3), -logprob.grad)
+
+
 def ktae_by_loops(rows, right):
     """The score of each token id of one group that is neither all right nor all wrong."""
     score, N, R = {}, len(rows), sum(right)
@@ -428,31 +573,7 @@ def test_ktae_by_loops(G, right):
     check(ktae(batch), expected)
 
 
-TRUE_TRUE = ["1+2=3", ", ", "3*3=9", ".", "</think>\n", "<answer>", "x", "</answer>", ""]
-TRUE_FALSE = ["1+2=3", ",", " 3+3=7", "</think>\n", "<answer>", "x", "</answer>", ""]
-FALSE = ["1+2=4", "</think>\n", "<answer>", "x", "</answer>", ""]
-NO_STEP = ["hm", "</think>\n", "<answer>", "x", "</answer>", ""]
-CUT_OFF = ["1+2=3", ",", "3", "*", "3=9"]  # no answer, and a calculation of several tokens
-
-
-@pytest.mark.parametrize("weights, stepwise", [("0.1,0.3,1", False), ("0.7,-2,0.4", True)])
-def test_reward_decomposition_by_hand(weights, stepwise):
-    """Guards against sections swapped, one normalization of the sum, and means over responses for calculations."""
-    format, success = [1, 0.5, 1] + [0.6, 1, 1], [0, 0, 1] + [0, 0, 1]
-    batch = make_written([NO_STEP, TRUE_FALSE, FALSE] + [CUT_OFF, TRUE_TRUE, TRUE_TRUE],
-                         [0.1, 0.2, 0.3, 0.4, 0.5, 0.6], [0] * 3 + [1] * 3,
-                         format=torch.tensor(format), success=torch.tensor(success).float())
-    F, S = (normalized(x[:3]) + normalized(x[3:]) for x in (format, success))
-    V, R = normalized([1, 0, 0]), normalized([0, 0.5, 0])  # verdicts on calculations, shares of true ones
-    thinking = {1: [V[0], 0, V[1], 0], 2: [V[2], 0]} if stepwise else {1: [R[1]] * 4, 2: [R[2]] * 2}
-    thinking |= {4: [0] * 5, 5: [0] * 5}  # all calculations of the second group are true
-    a, b, c = map(float, weights.split(","))
-    expected = [[0.1] * 6, [], [], [0.4] * 5, [], []]  # plain GRPO without a calculation or without an answer
-    for i, advantages in thinking.items():
-        tags = [0] * (len(advantages) - 1) + [1] + [1, 0, 1, 1]  # </think>, <answer>, x, </answer>, the end token
-        section = [b * x for x in advantages] + [c * S[i]] * 4
-        expected[i] = [a * F[i] * tag + x for tag, x in zip(tags, section, strict=True)]
-    check(calculations.reward_decomposition(batch, weights, stepwise), expected)
+# ----------------------------------------------------------------------------------------------- methods/: calculations
 
 
 def test_process_rewards_by_hand():
@@ -465,21 +586,6 @@ def test_process_rewards_by_hand():
     ahead = [[float(sum(v for end, v in row.items() if end >= t)) for t in range(len(e))]
              for row, e in zip(right, expected)]
     check(HEADS["process_critic"](8).target(batch), ahead)  # it learns what is still to come
-
-
-def test_removing_a_part_changes_the_reward_where_the_grader_looks():
-    """Guards against a text cut in the wrong place, without all tokens but one, or without a calculation."""
-    odd = ["1+2=3</think>\n<answer>1+2=3</answer>", "<answer>1+2</answer> 1+2=3", "<answer>(1+2=3) 1+2</answer>"]
-    assert not calculations.regrade_ablation.raw(make_written([[text, ""] for text in odd], [1.0] * 3)).any()
-    # Outside the thoughts it may: without this one the format is 1 instead of 0.6, and a tenth of that counts.
-    between = make_written([["hm</think>", "1+2=3", "\n<answer>", "1+2", "</answer>", ""]], [1.0])
-    check(calculations.regrade_ablation.raw(between), [[0, 0.04, 0, 0, 0, 0]])
-    pieces = ["1+2=3", "</think>\n", "<answer>", "(1+2)", " * 3", "-3", "</answer>", ""]
-    batch = make_written([pieces], [1.0], puzzles=[Puzzle((1, 2, 3, 3), 6)])
-    # The format is 1, or less without a tag; a tenth of it counts. Only without a part of the answer it is wrong.
-    weight = calculations.regrade_ablation.raw(batch, True)[0].tolist()
-    assert weight[0] == weight[7] == 0 and weight[3:6] == pytest.approx([1.0] * 3)
-    assert 0 < weight[1] < 0.1 and weight[2] >= 1 and weight[6] >= 1
 
 
 ERRORS = [  # numbers 3, 4, 5, target 8
@@ -508,19 +614,6 @@ def test_first_error_by_hand(solver):
     check(calculations.first_error(batch, 0.4, solver), expected)
 
 
-def test_attention_credit_by_hand():
-    """Guards against queries and keys swapped, and later tokens punished because fewer states see them."""
-    attention = torch.full((3, 5, 5), 9.0).tril(-1)  # the state before token t sees the tokens before t
-    attention[0, 2] = torch.tensor([0.2, 0.4, 0, 0, 0])
-    attention[0, 3] = torch.tensor([0.6, 0.0, 0.2, 0, 0])
-    in_answer = torch.tensor([[0, 0, 1, 1, 0], [0] * 5, [1, 0, 0, 0, 0]]).bool()
-    batch = make_batch([4, 5, 1], [1.0] * 3, in_answer=in_answer, attention=attention)
-    # The means are 0.4 = (0.2 + 0.6) / 2, 0.2 = (0.4 + 0) / 2, 0.2 and 0; scaled to mean 1 they are 2, 1, 1, 0. The
-    # second response has no answer, and the answer of the third has nothing to attend to: plain GRPO.
-    check(attention_credit.raw(batch), [[5, 3, 3, 1], [1] * 5, [1]])
-    check(attention_credit.raw(batch, credit_scale=0.5), [[2, 1.5, 1.5, 1], [1] * 5, [1]])
-
-
 def test_causal_ablation_by_hand():
     """Guards against a drop summed over more than the answer, a share of another response's drop, a rise as a drop."""
     calls = []
@@ -545,30 +638,7 @@ def test_causal_ablation_by_hand():
     assert calls == [([0, 0, 3], [[0, 1], [3], [0, 1]])]
 
 
-def rollouts_from(values, asked):
-    """rollout_values that come from a table (B, T). Notes what was asked for: the numbers (B, T), and `other`."""
-    return lambda counts, other=False: asked.append((counts.tolist(), other)) or values * (counts > 0)
-
-
-def test_vineppo_by_hand():
-    """Guards against a start that is sampled although the mean reward of the other two is free, and cuts off by one."""
-    values, asked = torch.full((3, 7), 9.0), []
-    values[0, [2, 5]] = torch.tensor([0.6, 0.9])  # a sentence of the first response starts at tokens 2 and 5
-    batch = make_written([["1", " yes.", " 0", " ok", ".", " 1", ""], ["no", ""], ["0", " no", ""]], [9.0] * 3,
-                         reward=torch.tensor([1.0, 0.2, 0.4]), rollout_values=rollouts_from(values, asked))
-    first = [0.6 - 0.3] * 2 + [0.9 - 0.6] * 3 + [1 - 0.9] * 2
-    check(vineppo(batch, 5), [first, [0.2 - 0.7] * 2, [0.4 - 0.6] * 3])
-    assert asked == [([[0, 0, 5, 0, 0, 5, 0], [0] * 7, [0] * 7], False)]
-
-
-def test_vineppo_cuts_before_every_fifth_uncertain_token():
-    """Guards against a cut at the fifth instead of before the sixth, and p for log p."""
-    p = grid([[0.95] + [0.89, 0.91] * 6, [0.8] * 4 + [0.99] * 3], padding=1.0)  # cutpoints 1, 3, 5, 7, 9, 11 and 0 to 3
-    asked, before, after = [], 0.6 - 0.2, 1 - 0.6  # the cut at token 11, where the value is 0.6
-    batch = make_batch([13, 7], [9.0] * 2, logprob=p.log(), reward=torch.tensor([1.0, 0.2]),
-                       rollout_values=rollouts_from(torch.full((2, 13), 0.6), asked))
-    check(vineppo(batch, cuts="uncertain"), [[before] * 11 + [after] * 2, [0.2 - 1] * 7])
-    assert asked == [([[0] * 11 + [3, 0], [0] * 13], False)]
+# ------------------------------------------------------------------------------------------- methods/: oracle, controls
 
 
 def test_the_truth_as_credit_by_hand():
@@ -581,45 +651,6 @@ def test_the_truth_as_credit_by_hand():
     check(oracle(batch, k=4), [truth])
     check(oracle(batch, k=4, mix=0.25), [[0.75 * x + 0.25 * (1 - V[0]) for x in truth]])
     assert asked[0] == ([[2, 0, 4]], True)
-
-
-def test_dpo_is_the_gradient_of_its_loss():
-    """Guards against a sign, a missing beta, a mean of log-probs, and a wrong pair. Ties go to the lowest index."""
-    torch.manual_seed(0)
-    rewards = torch.tensor([0.1, 1.1, 1.1] + [0.3, 0.1, 0.1] + [0.1, 0.1, 0.1])  # pairs: 1 over 0, 3 over 4, none
-    logprob, reference = (-torch.rand(9, 4)).requires_grad_(), -torch.rand(9, 4)
-    batch = make_batch([3, 2, 4, 1, 3, 2, 2, 2, 2], [9.0] * 9, [0] * 3 + [1] * 3 + [2] * 3, reward=rewards,
-                       logprob=logprob.detach(), reference_logprob=reference)
-    ratio = ((logprob - reference) * batch.mask).sum(1)  # (B,)
-    for best, worst in ((1, 0), (3, 4)):
-        (-torch.nn.functional.logsigmoid(0.3 * (ratio[best] - ratio[worst]))).backward(retain_graph=True)
-    torch.testing.assert_close(groups.dpo(batch, beta=0.3), -logprob.grad)
-
-
-def double_sum(rewards, values, gae_lambda, gamma=1.0):
-    """PPO's credit of each token, from the reward at it and the value before it."""
-    delta = [r + gamma * after - before for r, before, after in zip(rewards, values, values[1:] + [0.0])]
-    return [sum((gamma * gae_lambda) ** j * d for j, d in enumerate(delta[t:])) for t in range(len(delta))]
-
-
-@pytest.mark.parametrize("gae_lambda, gamma", [(0.0, 1.0), (0.5, 1.0), (1.0, 1.0), (0.5, 0.7)])
-def test_ppo_by_the_double_sum(gae_lambda, gamma):
-    """Guards against the reward at end tokens only, a value after the last one, padding in the mean (whiten), and a
-    process reward at other tokens, or a critic for the wrong part."""
-    rewards, values = [1.1, 0.0, 0.1], [[0.2, 0.5, 0.4, 0.4], [0.7], [0.1, -0.3, 0.6]]
-    batch = make_batch([4, 1, 3], [9.0] * 3, reward=torch.tensor(rewards), critic=grid(values, padding=0.0),
-                       ended=torch.tensor([True, True, False]))
-    expected = [double_sum([0] * (len(v) - 1) + [r], v, gae_lambda, gamma) for r, v in zip(rewards, values)]
-    check(ppo(batch, gae_lambda, gamma=gamma), expected)
-    flat = normalized(sum(expected, []))
-    check(ppo(batch, gae_lambda, True, gamma), [flat[:4], flat[4:5], flat[5:]])
-
-    value, ahead = [0.1, 0.5, 0.3, 0.2, 0.4, 0.6], [1.5, 0.7, 0.9, 1.1, 0.8, -0.3]
-    batch = make_written([[*CUT_OFF, " 3+3=7"]], [9.0], reward=torch.tensor([0.7]), critic=torch.tensor([value]),
-                         process_critic=torch.tensor([ahead]))
-    both = [v + 0.25 * a for v, a in zip(value, ahead)]
-    expected = double_sum([0.25, 0, 0, 0, 0.25, 0.7], both, gae_lambda)
-    check(calculations.ppo_process(batch, 0.25, gae_lambda), [expected])
 
 
 @pytest.mark.parametrize("name", [m.name for m in MITIGATIONS.values() if m.is_reweighting and m.name != "inverted"])

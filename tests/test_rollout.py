@@ -18,7 +18,7 @@ from countdown_task import Puzzle, format_reward, roles
 from methods import MITIGATIONS
 from methods.heads import Critic
 from methods.oracle import oracle
-from mitigations import vineppo
+from methods.values import vineppo
 from plumbing.policy import Policy
 from plumbing.task_file import graded
 from rollout import draw_uniforms, generate_and_grade, prompted
