@@ -26,6 +26,7 @@ from plumbing.files import require
 from plumbing.flags import Arguments, changed, check_device, load_function, parse
 from plumbing.launch import announce, arithmetic_for, as_if_nothing_was_drawn, check, check_puzzles, lacking, with_model
 from plumbing.metrics import add_step_columns
+from plumbing.model_folder import write_end_tokens
 from plumbing.optimizer import Optimizer
 from plumbing.policy import Policy, seed_of
 from plumbing.processes import check_equal, join
@@ -155,7 +156,8 @@ def load_trainable(s: Settings) -> Qwen2:
 def save_policy(policy: Policy, s: Settings, folder: Path) -> None:
     """Write the model, with its adapters merged into it, the adapters themselves, and the heads."""
     save_model(merged(policy.model), folder)
+    write_end_tokens(folder, policy.tokenizer.end_tokens)
     if s.lora_rank:
         save_adapters(policy.model, folder / "adapter", s.model)
     for name, head in policy.heads.items():
-        save_head(name, head, folder)
+        save_head(name, head, folder / "heads")  # loaders may read all weights that lie beside the model's

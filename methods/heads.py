@@ -137,14 +137,17 @@ HEADS = {"process_critic": partial(Critic, target=calculations_ahead), "importan
 
 
 def save_head(name: str, head: Critic | Importance, folder: Path) -> None:
-    """Write the weights of a head beside the model's."""
+    """Write the weights of a head into a folder."""
+    folder.mkdir(exist_ok=True)
     replace_file(folder / f"{name}.safetensors", lambda part: save_file(head.state_dict(), part))
 
 
 def load_head(name: str, folder: str | Path, model: Qwen2) -> Critic | Importance:
-    """One of HEADS as saved beside a model, or a new one if there is none; ValueError for a file that does not fit."""
+    """One of HEADS as saved in the folder of a model, in its heads/ or, as once, beside the weights, or a new one if
+    there is none; ValueError for a file that does not fit."""
     head = HEADS[name](model.config.hidden_size).to(model.output_weight.device)
-    file = Path(folder) / f"{name}.safetensors"
+    inner, file = (Path(folder, part, f"{name}.safetensors") for part in ("heads", ""))
+    file = inner if inner.is_file() else file
     if file.is_file():
         try:
             head.load_state_dict(read_tensors(file))

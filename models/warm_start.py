@@ -39,7 +39,7 @@ from plumbing.progress import clock, one_sentence
 from plumbing.run_folder import copy_tokenizer
 from plumbing.task_file import check_data, load_task
 from plumbing.tokenizer import Tokenizer
-from qwen2_model import Qwen2, parse_config, save_model
+from qwen2_model import Qwen2, parse_config
 from rollout import EVALUATION, TokenBatch, draw_uniforms, generate_and_grade, prompted, token_batch
 from sampler import Samples
 from tasks.text import TAGS
@@ -227,7 +227,8 @@ def build(out: Path, task: ModuleType, count: int, steps: int, seed: int, size: 
     model = new_model(tokenizer.size, size)
     print(f"{tokenizer.size} tokens, {sum(p.numel() for p in model.parameters()):,} parameters", flush=True)
     imitate(model, batches(Policy(model, tokenizer, task), puzzles, steps, seed), steps)
-    save_model(model.bfloat16(), out)  # half the size; train.py loads it in float32
+    # In bfloat16 it has half the size; train.py loads it in float32.
+    save_policy(Policy(model.bfloat16(), tokenizer, task), Settings(), out)
 
 
 def build_from(source: Path, out: Path, task: ModuleType, count: int, steps: int, until: float, **flags) -> None:

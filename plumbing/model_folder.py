@@ -5,11 +5,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from plumbing.files import check_fields, read_json, read_tensors, require
+from plumbing.files import check_fields, read_json, read_tensors, require, write_json
 
 # Tokenizers, chat templates and the defaults of `generate`, but not optimizer states or weights in other formats.
 BESIDE = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "chat_template*",
           "additional_chat_templates/*.jinja", "generation_config.json")
+# Where a folder has no generation_config.json, transformers takes these from config.json.
+GENERATION = ("eos_token_id", "bos_token_id", "pad_token_id", "do_sample", "temperature", "top_p", "top_k",
+              "repetition_penalty")
 # Fields of config.json that don't change the logits, or that `rope_parameters` reads.
 INERT = {"model_type", "architectures", "dtype", "torch_dtype", "transformers_version", "_name_or_path", "use_cache",
          "bos_token_id", "eos_token_id", "pad_token_id", "initializer_range", "attention_dropout", "rope_parameters",
@@ -37,6 +40,16 @@ FOREIGN = {  # what a folder holds instead of a model's weights
 def files_beside(folder: Path) -> list[Path]:
     """What a folder holds beside config.json and the weights, and a checkpoint must have, too."""
     return sorted(file for pattern in BESIDE for file in folder.glob(pattern) if file.is_file())
+
+
+def write_end_tokens(folder: Path, ends: list[int]) -> None:
+    """Name all end tokens in generation_config.json, which others generate by, unless it names them; the rest stays."""
+    file, config = folder / "generation_config.json", read_json(folder / "config.json")
+    content = read_json(file, missing={name: config[name] for name in GENERATION if config.get(name) is not None})
+    named = content.get("eos_token_id")
+    named = [end for end in (named if isinstance(named, list) else [named]) if end in ends]
+    if len({*named}) < len(ends):
+        write_json(file, content | {"eos_token_id": list(dict.fromkeys(named + ends))})
 
 
 def check_folder(folder: Path) -> None:

@@ -190,6 +190,7 @@ def checksums(settings: dict, fixed: dict[str, str]) -> dict[str, list[int]]:
     """Size and CRC-32 of what a run reads: the fixed texts, the data and the model's files."""
     model, data = Path(settings["model"]), [Path(settings["data"]), Path(settings["eval_data"])]
     files = [model / "config.json", *files_beside(model), *model.glob("*.safetensors"),
+             *model.glob("heads/*.safetensors"),
              *(Path(settings["adapter"]).glob("adapter_*") if settings["adapter"] else ()),
              *(file for file in data if file.is_file())]
     sums = {name: [len(text), zlib.crc32(text.encode())] for name, text in fixed.items()}

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import (AutoModelForCausalLM, AutoTokenizer, GenerationConfig, MistralConfig, MistralForCausalLM,
                           PreTrainedTokenizerFast)
 
@@ -18,9 +19,12 @@ import qwen2_model
 import start
 import train
 from countdown_task import generate_puzzles
+from plumbing.launch import BUNDLED
 from qwen2_model import load_model
+from rollout import generate_and_grade, prompted
+from settings import Settings
 from tests.random_checkpoints import FAMILIES, HF, assert_same_logits, hf_model, random_tokens, randomize
-from tests.test_tokenizer import build
+from tests.test_tokenizer import ENDOFTEXT, IM_END, build
 
 V = 49_152  # rows of the embedding, as SmolLM2 has them; a third of those of Qwen
 COMMON = dict(bos_token_id=151643, eos_token_id=151645, hidden_act="silu", vocab_size=V, rms_norm_eps=1e-6,
@@ -121,11 +125,59 @@ def test_a_trained_checkpoint_is_whole(family, run_program, tmp_path):
         assert_same_logits(hf, model, random_tokens(2, 20))
         assert reread.chat_template == tokenizer.chat_template
         assert reread.apply_chat_template(MESSAGES) == tokenizer.apply_chat_template(MESSAGES)
-        assert hf.generation_config.to_diff_dict() == settings.to_diff_dict()
+        assert hf.generation_config.to_diff_dict() == settings.to_diff_dict() | {"eos_token_id": [IM_END, ENDOFTEXT]}
     hf.save_pretrained(again, max_shard_size="10KB")
     assert_same_logits(hf, load_model(again), random_tokens(2, 20))
     (again / "model.safetensors.index.json").unlink()
     assert_same_logits(hf, load_model(again), random_tokens(2, 20))
+
+
+def assert_same_ends(folder, task, T=64):
+    """transformers, by what a folder says, ends greedy responses to eight puzzles where we end them, nearly all."""
+    s = Settings(model=str(folder), task=task, max_new_tokens=T)
+    policy, hf = start.load_policy(s), AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    puzzles = policy.task.load("heldout", 8)
+    ours, _ = generate_and_grade(policy, prompted(policy, puzzles), torch.zeros(8, T), greedy=True)
+    ended = 0
+    for i, puzzle in enumerate(puzzles):
+        prompt, row = policy.prompt(puzzle), ours.tokens[i][ours.mask[i]].tolist()
+        stop = next((t + 1 for t, token in enumerate(row) if token in policy.tokenizer.end_tokens), T)  # of a turn
+        theirs = hf.generate(torch.tensor([prompt]), max_new_tokens=T, do_sample=False, repetition_penalty=1.0)
+        assert theirs[0, len(prompt) :].tolist() == row[:stop]
+        ended += stop < T
+    assert ended > 5
+
+
+@pytest.mark.parametrize("name", [folder.name for folder in BUNDLED.parent.glob("*-*")])
+def test_transformers_ends_the_responses_of_a_bundled_model(name):
+    assert_same_ends(BUNDLED.with_name(name), name.partition("-")[0])
+
+
+@pytest.mark.parametrize("swapped, files", [
+    (False, {}), (True, {"config.json": {"eos_token_id": 1, "pad_token_id": 0, "repetition_penalty": 1.1}}),
+    (False, {"generation_config.json": {"eos_token_id": 0, "temperature": 0.7, "do_sample": True}}),
+    (True, {"config.json": {"eos_token_id": 1, "top_p": 0.5},
+            "generation_config.json": {"_from_model_config": True, "eos_token_id": [1], "top_p": 0.5}})], ids=str)
+def test_transformers_ends_responses_where_they_ended_in_training(swapped, files, run_program, tmp_path):
+    """Whatever the folder said before, which stays. Guards against a trained checkpoint that talks on to the limit.
+
+    swapped: the model ends its responses in <|endoftext|> instead of <|im_end|>.
+    """
+    given, run = shutil.copytree(BUNDLED, tmp_path / "given"), tmp_path / "run"
+    (given / "generation_config.json").unlink()
+    for name, content in files.items():
+        (given / name).write_text(json.dumps(json.loads((BUNDLED / name).read_text()) | content))
+    tensors = load_file(given / "model.safetensors")
+    if swapped:
+        tensors["model.embed_tokens.weight"][:2] = tensors["model.embed_tokens.weight"][:2].flip(0)
+        save_file(tensors, given / "model.safetensors", metadata={"format": "pt"})
+    read = lambda folder: AutoModelForCausalLM.from_pretrained(folder).generation_config.to_diff_dict()
+    run_program(train, *f"--model {given} --out {run} --steps 1 --questions 2 --answers 3 --max_new_tokens 9 --lr 1e-6 "
+                        "--eval_problems 2 --pass_at 0 --checkpoint_every 1".split())
+    for folder in (run / "checkpoint", run / "checkpoints" / "step-000001"):
+        assert_same_ends(folder, "countdown")
+        beside = {"eos_token_id": None, "_from_model_config": True}
+        assert {*read(folder)["eos_token_id"]} == {0, 1} and read(folder) | beside == read(given) | beside
 
 
 @pytest.mark.parametrize("family, named, right", [

@@ -17,6 +17,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import countdown_task
 import start
@@ -294,8 +295,15 @@ def test_values_come_before_the_critic_learns_from_their_rewards(quick, tmp_path
     run(*TINY, "--mitigation", "ppo", "--steps", 2, "--lr", 0, "--reward_weights", "answer=-1", "--out", tmp_path / "r")
     in_trial, first, second = seen
     assert not in_trial.any() and not first.any() and second.sum() < 0
-    trained = start.load_policy(Settings(model=str(tmp_path / "r" / "checkpoint")), countdown_task, ("critic",))
-    assert trained.heads["critic"].value.outer.weight.any()  # the next run starts with this critic
+    folder = tmp_path / "r" / "checkpoint"
+    inner, file = (folder / part / "critic.safetensors" for part in ("heads", ""))
+    # Loaders that read every file of weights in a folder find those of the model alone.
+    assert set().union(*map(load_file, folder.glob("*.safetensors"))) == {*load_file(BUNDLED / "model.safetensors")}
+    for critic in (inner, file):  # the next run starts with it; earlier versions wrote it beside the weights
+        inner.replace(critic)
+        trained = start.load_policy(Settings(model=str(folder)), countdown_task, ("critic",))
+        assert trained.heads["critic"].value.outer.weight.any()
+        assert any("critic" in name for name in run_folder.checksums(vars(Settings(model=str(folder))), {}))
 
 
 # ------------------------------------------------------------------------------------- what others bring to a step

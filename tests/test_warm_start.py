@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from transformers import GenerationConfig
 
 import countdown_task
 import start
@@ -77,6 +78,8 @@ def test_a_model_is_built_and_reported_on(run_program, tmp_path, monkeypatch, ca
     run_program(warm_start, "--size", "small", "--steps", 1, "--puzzles", 3000, "--out", tmp_path / "m")
     monkeypatch.undo()
     policy = start.load_policy(train.Settings(model=str(tmp_path / "m")))
+    said = GenerationConfig.from_pretrained(tmp_path / "m").eos_token_id
+    assert {*map(policy.tokenizer.library.id_to_token, said)} == {"<|im_end|>", "<|endoftext|>"}
     single = [f" {n}" for n in range(201)] + [str(n) for n in range(21)] + ["</think>", "<answer>"]
     assert {len(policy.tokenizer.encode(text)) for text in single} == {1}
     capsys.readouterr()
