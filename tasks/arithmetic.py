@@ -100,6 +100,7 @@ def expression(numbers: tuple[int, ...], calculations: Iterable[Calculation]) ->
 NUMBER = r"\d{1,1000}"  # Python refuses to convert numbers of more than 4,300 digits
 CALCULATION = re.compile(rf"(?<![\d.])(?!(?<=\d,)\d{{3}}(?!\d))({NUMBER})\s*([-+*/])\s*({NUMBER})\s*=\s*(-?{NUMBER})"
                          r"(?!\.?\d|,\d{3}(?!\d)|/\d)", re.ASCII)  # a part of 1,200 or 2.5 or 8/3 is no number
+ATTEMPTS = 32  # unfinished attempts of a text that a calculation may belong to
 LONGER = re.compile(r"[\w)][ \t]*[-+*/]\s*\Z|[\d)]\*\*\Z|[-+)]\Z")  # stands before the tail of a longer one
 
 
@@ -140,36 +141,51 @@ def check_calculations(text: str, spans: list[CalculationSpan], numbers: Iterabl
     >>> check_calculations(text, find_calculations(text), (3, 4, 5))
     [True, True, False]
     """
-    return [is_true(c) and any(Counter([c.a, c.b]) <= pool for pool, _ in attempts)
-            for c, attempts in with_attempts(text, spans, numbers)]
+    return [is_true(c) and holds(attempts[0][0], c) for c, attempts in with_attempts(text, spans, numbers)]
 
 
 def with_attempts(text: str, spans: list[CalculationSpan],
                   numbers: Iterable[int]) -> Iterator[tuple[Calculation, list[tuple]]]:
     """Yield each written calculation with the attempts it may belong to: (values available before it, right so far).
 
-    `right so far` is True until the attempt's first error; `reachability` uses it.
+    `right so far` is True until the attempt's first error; `reachability` uses it. Either all of them have both
+    operands, or none has. Read each list before you ask for the next one, which changes it.
 
     With the numbers 1, 4, 4 and 5, what may `4 + 4 = 8` in "5 - 1 = 4. 4 + 4 = 8" use? The values 4, 4 and the 4 just
     made, if it continues the attempt, or all four numbers, if the writer started over. Both attempts are kept until a
     later calculation fits only one of them. A calculation replaces two values by the result it claims, right or wrong,
     so an error counts once. When one value is left the attempt is finished, and the next calculation starts a new one.
+    Only the latest ATTEMPTS are kept, so that the time is linear in the text, whatever a model writes.
     """
-    new = (Counter(numbers), True)
-    current, position = [new], 0  # the attempts after the previous calculation, and where that stops in the text
+    numbers = Counter(numbers)
+    current, position = [(numbers.copy(), True)], 0  # the attempts after the previous calculation; where it stops
     for span in spans:
         calculation = read_calculation(text, span)
-        a, _, b, result = calculation
-        operands = Counter([a, b])
-        possible = [(pool, right) if pool.total() > 1 else new for pool, right in current]  # new: it was finished
-        if SENTENCE_END.search(text, position, span.a[0]) and new not in possible:
-            possible.append(new)  # a new sentence may start over
+        possible = [(pool, right) for pool, right in current if len(pool) > 1 or pool.total() > 1]  # unfinished
+        over = len(possible) < len(current) or SENTENCE_END.search(text, position, span.a[0])  # may start over
+        if over and (numbers, True) not in possible:
+            possible = [*possible[1 - ATTEMPTS :], (numbers.copy(), True)]
         # Those that have both operands; if none has, the calculation is an error in each of them.
-        attempts = [(pool, right) for pool, right in possible if operands <= pool] or possible
-        yield calculation, attempts
-        current = [(pool - operands + Counter([result]), right and operands <= pool and is_true(calculation))
-                   for pool, right in attempts]  # `-` drops what is not there
+        fitting = [(pool, right) for pool, right in possible if holds(pool, calculation)]
+        yield calculation, fitting or possible
+        current = [(pool, right and bool(fitting) and is_true(calculation)) for pool, right in fitting or possible]
+        for pool, _ in current:
+            replace(pool, calculation)
         position = span.result[1]
+
+
+def holds(pool: Counter, c: Calculation) -> bool:
+    """Whether both operands of a calculation are among the values at hand."""
+    return pool[c.a] > (c.a == c.b) and pool[c.b] > 0
+
+
+def replace(pool: Counter, c: Calculation) -> None:
+    """Replace the operands among the values at hand, as far as they are there, by the result."""
+    for value in (c.a, c.b):
+        pool[value] -= 1
+        if pool[value] <= 0:  # a Counter also says -1
+            del pool[value]
+    pool[c.result] += 1
 
 
 # ---------------------------------------------------------------------------------------- the exact solver

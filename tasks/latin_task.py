@@ -116,9 +116,14 @@ def grade(response: str, puzzle: Puzzle) -> dict[str, float]:
 
 def within_reach(response: str, spans: list[tuple[int, int]], puzzle: Puzzle) -> np.ndarray:
     """Whether the answer can still become right after each token (L,) bool: an exact solver, for lab/truth."""
-    wanted, written = digits_of(puzzle), [response[:stop].split() for _, stop in spans]
-    ends = [start == stop for start, stop in spans]  # after the end token nothing can be added
-    return np.array([digits == (wanted if end else wanted[: len(digits)]) for digits, end in zip(written, ends)])
+    wanted, reach, digits = digits_of(puzzle), np.zeros(len(spans), bool), []
+    for i, (start, stop) in enumerate(spans):
+        if not response[start:stop].isspace():  # which adds no digit
+            digits = response[:stop].split()
+        reach[i] = digits == (wanted if start == stop else wanted[: len(digits)])  # the end token adds nothing
+        if start < stop and not reach[i]:  # what is wrong stays so, and a model may write on and on
+            break
+    return reach
 
 
 def demonstrate(puzzle: Puzzle, rng: np.random.Generator, known: float) -> str:

@@ -1,6 +1,7 @@
 """Calculations in a text, what is within reach, sentences and the hash, by hand and against brute force."""
 import doctest
 import re
+import sys
 
 import pytest
 from hypothesis import given, settings
@@ -50,6 +51,23 @@ def test_calculations_found_by_hand(text, calculations):
     ("3 + 4 = 7. 5 + 6 = 11. 3 + 7 = 10", "TTF", (3, 4, 5, 6)), ("5 - 3 = 2. 4 + 3 = 7, 2 + 7 = 9", "TTF")]])
 def test_calculations_graded_by_hand(text, right, numbers):
     assert "".join("FT"[v] for v in check_calculations(text, find_calculations(text), numbers)) == right
+
+
+@pytest.mark.parametrize("sign, end", [("-", ". "), ("-", ", "), ("+", ". ")])
+def test_the_work_is_linear_in_the_text(sign, end):
+    """Guards against attempts, or values that nobody uses, which pile up where the numbers are gone. (No clock: what is
+    counted are calls.)"""
+    def calls(n):
+        text, seen = "".join(f"9 {sign} 9 = {i}{end}" for i in range(n)), []
+        sys.setprofile(lambda frame, event, _: seen.append(event))
+        try:
+            verdicts = check_calculations(text, find_calculations(text), (3, 4, 5))
+        finally:
+            sys.setprofile(None)
+        assert verdicts == [False] * n
+        return len(seen)
+
+    assert calls(400) < 2.2 * calls(200)
 
 
 @given(st.lists(st.integers(-3, 12), min_size=1, max_size=4).map(sorted).map(tuple), st.data())
