@@ -84,7 +84,7 @@ def with_replies(tokens: Tensor, mask: Tensor, before: Replies) -> tuple[Tensor,
 def decode(policy: Policy, tokens: list[int], before: dict[int, list[int]]) -> tuple[str, list[tuple], list[str]]:
     """The text of a response with the replies between its turns, the span of each token, and the texts of its turns."""
     tokenizer, text, spans, turns = policy.tokenizer, "", [], []
-    for a, b in pairwise(sorted({0, *turn_ends(policy, tokens), len(tokens)})):  # tokens[a:b] is a turn
+    for a, b in pairwise(sorted({0, *turn_ends(policy, tokens), *before, len(tokens)})):  # tokens[a:b] is a turn
         text += tokenizer.decode(before.get(a, ()))[0]
         turn, places = tokenizer.decode(tokens[a:b])
         spans += [(len(text) + start, len(text) + stop) for start, stop in places]

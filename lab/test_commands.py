@@ -35,7 +35,7 @@ def test_a_wrong_command_is_refused_in_one_sentence(program, words, said, refusa
     assert said in refusal(program, *words.split())
 
 
-TESTED = {"gradients.measure", "pages", "real.weights", "redo", "rollouts", "speed.benchmark", "truth.measure",
+TESTED = {"gradients.measure", "pages", "real.weights", "redo", "speed.benchmark", "truth.measure",
           "truth.score", "turns.values"}  # here, or where they are
 
 

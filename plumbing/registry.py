@@ -105,11 +105,11 @@ class Grades(dict):
 
 
 def per_token(found: Any, batch: Any, duty: str) -> Tensor:
-    """What a credit function made, a finite number for each token (B, T), of the batch's type, on its device, 0 on
+    """What a credit function made, a finite number for each token (B, T), of the advantage's type, on its device, 0 on
     padding; ValueError, which begins with its duty, for anything else."""
     shape, own = tuple(batch.mask.shape), tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
     require(own == shape, f"{duty} of shape (B, T) = {shape}, not {own}")
-    values = torch.where(batch.mask, found.to(batch.logprob), 0.0)  # (B, T)
+    values = torch.where(batch.mask, found.to(batch.advantage), 0.0)  # (B, T)
     require(values.isfinite().all(), f"{duty} without NaN or infinity in it, which division by 0 gives; dividing by "
             "torch.where(x > 0, x, 1.0) instead of x avoids it")
     return values

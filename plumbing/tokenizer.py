@@ -18,6 +18,7 @@ END_TOKENS = ("<|im_end|>", "<|endoftext|>")  # each ends a response, and so doe
 NAMED_IN = {"tokenizer_config.json": "eos_token", "special_tokens_map.json": "eos_token",
             "generation_config.json": "eos_token_id", "config.json": "eos_token_id"}
 CHATML = "<|im_start|>"
+UNKNOWN = "\ufffd".encode()
 
 
 class Tokenizer:
@@ -85,8 +86,10 @@ class Tokenizer:
 
     def decode(self, tokens: Iterable[int]) -> tuple[str, list[tuple[int, int]]]:
         """The text of the tokens, and the span (start, stop) of each in it; an end token's is empty, after the text.
-        Tokens that share a character both have it in their span. Bytes that are not UTF-8 become U+FFFD."""
-        parts, spans, stop = [self.bytes[token] for token in tokens], [], 0
+        Tokens that share a character both have it in their span. Bytes that are not UTF-8 become U+FFFD, and so does a
+        token beyond the tokenizer's, which a trainer may sample where a model's vocabulary is padded."""
+        parts = [self.bytes[token] if token < self.size else UNKNOWN for token in tokens]
+        spans, stop = [], 0
         text, owner = characters(b"".join(parts))
         for part in parts:
             start, stop = stop, stop + len(part)

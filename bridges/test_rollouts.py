@@ -1,7 +1,6 @@
 """Other programs' rollouts: TRL's own trainer, rows by hand, and what is none."""
 import json
 import re
-import runpy
 import shutil
 import sys
 from pathlib import Path
@@ -15,7 +14,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
 import analyze
 import countdown_task
 from grpo import compare
-from lab.rollouts import __main__ as program
+from bridges import rollouts as program
 from methods import MITIGATIONS
 from plumbing.runs import read_credit, read_metrics
 from queries import Queries
@@ -25,7 +24,7 @@ from start import load_policy
 from tests.fixtures import BUNDLED
 from tests.plain import plain_logprobs
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 
 
 def write(file, rows):
@@ -38,7 +37,7 @@ def read(run, rows, *words, model=BUNDLED):
     """What the command makes of rows, or of a file: the credit log of each step, metrics.csv and what it said. words:
     more files, then flags."""
     file = rows if isinstance(rows, Path) else write(run.with_suffix(".jsonl"), rows)
-    sys.argv = ["lab.rollouts", *map(str, (file, *words, "--model", model, "--out", run))]
+    sys.argv = ["bridges.rollouts", *map(str, (file, *words, "--model", model, "--out", run))]
     program.main()
     metrics = read_metrics(run)
     return read_credit(run, metrics), metrics, (run / "rollouts.txt").read_text()
@@ -48,7 +47,7 @@ def test_log_p_is_that_of_trl(tmp_path):
     """Four steps of TRL's trainer, two of them with new rollouts. Guards against another checkpoint, a temperature that
     is not applied, an off-by-one, rows out of order, and other rows from parquet."""
     trl, datasets = pytest.importorskip("trl"), pytest.importorskip("datasets")
-    from lab.rollouts.recorder import RolloutTrainer  # which needs TRL
+    from bridges.recorder import RolloutTrainer  # which needs TRL
     file, parquet, seen = tmp_path / "rollouts-0.jsonl", tmp_path / "a.parquet", []
     file.write_text("of an earlier run in this folder")
 
@@ -90,34 +89,6 @@ def test_log_p_is_that_of_trl(tmp_path):
             assert log[name][first] == pytest.approx([row[name] for row in rows if row["step"] == step])
         assert np.ptp(log["advantage"]) > 1 and np.array_equal(log["credit"], log["advantage"])
         assert all(np.array_equal(log[name], other[name]) for name in log)
-
-
-def test_the_recorder_by_hand(tmp_path, monkeypatch):
-    """Without TRL: the second of two processes. Guards against the other's rewards, rows of an evaluation, padding, a
-    response that TRL masks and is lost or paid, and rows of an earlier run, which stay where a run is resumed."""
-    batch = {"prompt_ids": torch.tensor([[0, 7], [8, 9]]), "prompt_mask": torch.tensor([[0, 1], [1, 1]]),
-             "completion_ids": torch.tensor([[5, 1, 0], [6, 6, 6]]), "advantages": torch.tensor([0.5, -1.0]),
-             "completion_mask": torch.tensor([[1, 1, 0], [0, 0, 0]])}
-    trl = SimpleNamespace(GRPOTrainer=type("", (), {"_generate_and_score_completions": lambda self, inputs: inputs}))
-    monkeypatch.setitem(sys.modules, "trl", trl)
-    recorder, file = runpy.run_path(ROOT / "lab" / "rollouts" / "recorder.py"), tmp_path / "rollouts-1.jsonl"
-    rows = [{"step": 1, "reward": 4.5, "rewards": {"a": 4, "b": 0.25, "c": None}, "prompt_ids": [7],
-             "completion_ids": [5, 1], "advantage": 0.5},
-            {"step": 1, "reward": 2.0, "rewards": {"a": 4, "b": -1.0, "c": 0.0}, "prompt_ids": [8, 9],
-             "completion_ids": [6, 6, 6], "advantage": 0.0}]
-    file.write_text("of an earlier run")
-    for step, training, found in ((0, True, 2), (3, True, 4), (3, False, 4), (0, True, 2)):
-        trainer = recorder["RolloutTrainer"]()
-        vars(trainer).update(
-            args=SimpleNamespace(output_dir=tmp_path), state=SimpleNamespace(global_step=step),
-            accelerator=SimpleNamespace(process_index=1, num_processes=2), model=SimpleNamespace(training=training),
-            _logs={"rewards": {"a": [9, 9, 4, 4], "b": [9, 9, 0.25, -1.0], "c": [9, 9, float("nan"), 0.0]}},
-            reward_func_names=["a", "b", "c"], reward_weights=torch.tensor([1.0, 2.0, 1.0]))
-        assert trainer._generate_and_score_completions(batch) is batch
-        written = [json.loads(line) for line in file.read_text().splitlines()]
-        assert len(written) == found and written[:2] == rows and written[-1]["step"] == step + 1
-    trainer._generate_and_score_completions(batch)
-    assert len(file.read_text().splitlines()) == 4  # of a run's later steps, too
 
 
 @pytest.fixture(scope="module")
@@ -221,7 +192,7 @@ def test_log_p_tells_who_wrote(sharper, tokens, said):
 
 @pytest.mark.parametrize("wrong, said", [
     ({"completion_ids": None}, "it has no completion_ids, and texts don't tell which tokens were sampled: record "
-                               "tokens with lab/rollouts/recorder.py, see docs/trl.md"),
+                               "tokens with bridges/recorder.py, see docs/trl.md"),
     ({"completion_ids": [5, 1, 6]}, "stand behind the end token"), ({"completion_ids": [5, 99999]}, "tokens from 0 to"),
     ({"completion_ids": "12"}, "must be a list of tokens"), ({"completion_ids": [True]}, "must be a list"),
     ({"completion_ids": [-1]}, "must be a list of tokens"), ({"prompt_ids": []}, "its prompt_ids must be"),
@@ -235,7 +206,9 @@ def test_log_p_tells_who_wrote(sharper, tokens, said):
     ("{0}/gone", "there is no file"), ("{0}/good {0}/good", "twice"), ("{0}/mixed", "some rows have an advantage"),
     ("{0}/two", "line 25: step 1 comes after 2: two runs in one file?"), ("--temperature 0", "--temperature"),
     ("--model=", "name the folder of the model"), ("--advantage zzz", "theirs"), ("--micro_batch 0", "--micro_batch"),
-    ("--mitigation ppo", "needs critic"), ("--device foo", "--device foo"), ("--mitigation vineppo", "have no grader")],
+    ("--mitigation ppo", "needs critic"), ("--device foo", "--device foo"),
+    ("--mitigation vineppo", "needs continuations"), ("--every 0", "--every"),
+    ({"tool_mask": [0]}, "its tool_mask must have 1 for each"), ({"tool_mask": [1, 1]}, "its tool_mask must have")],
     ids=lambda x: str(x)[:40])
 def test_what_cannot_work_is_one_sentence(wrong, said, sampled, tmp_path, refusal):
     """wrong: what is other in a row, None for a field that it lacks; or a file's text; or words of the command."""

@@ -1,18 +1,19 @@
 """Other programs' rollouts as a run folder that analyze.py reads: which tokens did *your* trainer pay?
 
-    python -m lab.rollouts rollouts.jsonl --model Qwen2.5-0.5B-Instruct --out runs/theirs
+    python -m bridges.rollouts out/rollouts-*.jsonl --model Qwen2.5-0.5B-Instruct --out runs/theirs
     python analyze.py runs/theirs
 
-Reads rows of tokens, which lab/rollouts/recorder.py writes (docs/trl.md). Log p, entropy and logit gradient of each
-token come from one reading by --model; so they are those of the policy that sampled only if that is --model, or a
-trainer's output folder with the checkpoints of its steps. The advantage is the file's, or ours. Credit is any function
-that needs no trained head.
+Reads rows of tokens, which bridges/recorder.py writes (docs/trl.md). Log p, entropy and logit gradient of each token
+come from one reading by --model; so they are those of the policy that sampled only if that is --model, or a trainer's
+output folder with the checkpoints of its steps. The advantage is the file's, or ours. Credit is any function that needs
+no trained head.
 """
 import math
 import sys
 from collections import Counter
 from dataclasses import asdict, dataclass, replace
-from itertools import groupby, takewhile
+from functools import partial
+from itertools import groupby, pairwise, takewhile
 from pathlib import Path
 from time import perf_counter
 from types import SimpleNamespace
@@ -20,32 +21,33 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
-from grpo import ADVANTAGES, compare
-from methods import MITIGATIONS
-from plumbing import run_folder
-from plumbing.compute import by_rows
-from plumbing.files import check_fields, read_json, require
-from plumbing.flags import check_range, methods_help, new_parser, parse_with
-from plumbing.metrics import add_step_columns, number, write_credit_log
-from plumbing.policy import Policy
-from plumbing.progress import fail, follow, one_sentence
-from plumbing.registry import required
-from plumbing.tokenizer import Tokenizer
-from qwen2_model import Qwen2
-from queries import Queries
-from rollout import TokenBatch, prompted, token_batch
-from sampler import MicroBatch, Samples, describe, predicting_states, read_responses
-from settings import Settings
-from start import CHOICES, load_policy
-from tasks.data import raw_rows
-from tasks.math_task import calculations
-from tasks.text import roles, sentence_starts
+from bridges import own_modules
+from bridges.foreign import TASK, ForeignBatch, assign_credit, find_credit, layout
+
+with own_modules():
+    from grpo import ADVANTAGES, compare
+    from methods import MITIGATIONS
+    from plumbing import run_folder
+    from plumbing.compute import by_rows
+    from plumbing.files import check_fields, read_json, require
+    from plumbing.flags import check_range, methods_help, new_parser, parse_with
+    from plumbing.metrics import add_step_columns, number, write_credit_log
+    from plumbing.policy import Policy
+    from plumbing.progress import fail, follow, one_sentence
+    from plumbing.tokenizer import Tokenizer
+    from qwen2_model import Qwen2
+    from queries import Queries
+    from rollout import responses
+    from sampler import MicroBatch, describe, predicting_states, read_responses
+    from settings import Settings
+    from start import CHOICES, load_policy
+    from tasks.data import raw_rows
 
 ROWS = 64  # states whose logits over the whole vocabulary are computed at once
 SAVE = "save the start model as checkpoint-0, without save_total_limit, which deletes it"
 NOTICED = 0.05  # nats a token: what training and rounding may make of log p
+SHOWN = {"show": lambda rollout: " ".join(rollout.prompt_text.split())[-200:]}
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,7 @@ class Options:
     advantage: str = "theirs"  # that of the file, or one of ours, which compares rewards within a group
     normalize: str = "response"  # rescale a method's weights to mean 1 in each response, in the step, or not (none)
     temperature: float = 1.0  # at which they were sampled
+    every: int = 1  # read every n-th of the steps, from the first one on
     micro_batch: int = 16  # responses in one forward pass
     device: str = "cpu"  # any torch device that has float64
     dtype: str = "float32"  # of the model
@@ -70,20 +73,27 @@ class Rollout(NamedTuple):
     group: str | None  # its name in the file, if any
     prompt: list[int]
     prompt_text: str
-    tokens: list[int]  # of the response, its end token included
+    tokens: list[int]  # of the response, its end token included, and what its tools said
+    sampled: list  # 1 for those of the policy
     reward: float
     rewards: dict[str, float]  # the parts of the reward by their names, NaN where there was none
     advantage: float | None
+    place: tuple[int, int] = (0, 0)  # its file, and its row there
 
 
-def parse_row(row: Any, tokenizer: Tokenizer, limit: int) -> Rollout:
-    """The rollout of a row, for a model that takes `limit` tokens. ValueError for what is no rollout."""
+def parse_row(row: Any, tokenizer: Tokenizer, c: Any) -> Rollout:
+    """The rollout of a row, for a model of config c. ValueError for what is no rollout."""
     require(isinstance(row, dict), "it is no object")
     given = {"step": 1} | {name: x for name, x in row.items() if x is not None}
-    prompt, tokens = (ids_of(given, name, tokenizer.size) for name in ("prompt_ids", "completion_ids"))
-    if tokenizer.library.token_to_id(tokenizer.named.get("eos_token", "")) in tokens[:-1]:
-        raise ValueError("tokens stand behind the end token of its completion_ids: padding, or another turn")
-    require((length := len(prompt) + len(tokens)) <= limit, f"it has {length} tokens, and the model takes {limit}")
+    prompt, tokens = (ids_of(given, name, c.vocab_size) for name in ("prompt_ids", "completion_ids"))
+    sampled = given.get("tool_mask", [1] * len(tokens))
+    require(isinstance(sampled, list) and len(sampled) == len(tokens) and any(sampled) and {*sampled} <= {0, 1},
+            "its tool_mask must have 1 for each token that was sampled, and 0 for each other one of completion_ids")
+    end = tokenizer.library.token_to_id(tokenizer.named.get("eos_token", ""))
+    require("tool_mask" in given or end not in tokens[:-1],
+            "tokens stand behind the end token of its completion_ids: padding, or another turn (write a tool_mask)")
+    length, limit = len(prompt) + len(tokens), c.max_position_embeddings
+    require(length <= limit, f"it has {length} tokens, and the model takes {limit}")
     require("reward" in given, f"it has no reward; its fields: {', '.join(map(repr, row))}"[:200])
     step, reward, advantage = (finite(given[name], name) if name in given else None
                                for name in ("step", "reward", "advantage"))
@@ -91,16 +101,16 @@ def parse_row(row: Any, tokenizer: Tokenizer, limit: int) -> Rollout:
     group = str(given["group"]) if "group" in given else None
     require(isinstance(parts := given.get("rewards", {}), dict), "its rewards must be numbers by name")
     parts = {f"rewards/{name}": math.nan if x is None else finite(x, name) for name, x in parts.items()}
-    return Rollout(int(step), group, prompt, tokenizer.decode(prompt)[0], tokens, reward, parts, advantage)
+    return Rollout(int(step), group, prompt, tokenizer.decode(prompt)[0], tokens, sampled, reward, parts, advantage)
 
 
 def ids_of(given: dict, name: str, size: int) -> list[int]:
     """The tokens of a row; ValueError where there are none, or others than the `size` of --model."""
     require(name in given, f"it has no {name}, and texts don't tell which tokens were sampled: record tokens with "
-            "lab/rollouts/recorder.py, see docs/trl.md")
-    if not (isinstance(given[name], list) and given[name]
-            and all(type(token) is int and 0 <= token < size for token in given[name])):
-        raise ValueError(f"its {name} must be a list of tokens from 0 to {size - 1}, the last one of --model")
+            "bridges/recorder.py, see docs/trl.md")
+    require(isinstance(given[name], list) and given[name]
+            and all(type(token) is int and 0 <= token < size for token in given[name]),
+            f"its {name} must be a list of tokens from 0 to {size - 1}, the last one of --model")
     return given[name]
 
 
@@ -110,57 +120,51 @@ def finite(value: Any, name: str) -> float:
     return value
 
 
-def read_rollouts(files: list[Path], tokenizer: Tokenizer, limit: int) -> list[Rollout]:
+def read_rollouts(files: list[Path], tokenizer: Tokenizer, c: Any) -> list[Rollout]:
     """The rollouts of all files. ValueError, with the row, for what is no rollout, and for a step that comes again; and
     where there is none, or only some have an advantage."""
     found = []
-    for file in files:
+    for k, file in enumerate(files):
         latest = -math.inf
-        for place, parse in raw_rows(file):
+        for i, (place, parse) in enumerate(raw_rows(file)):
             try:
-                rollout = parse_row(parse(), tokenizer, limit)
-                if rollout.step < latest:
-                    raise ValueError(f"step {rollout.step} comes after {latest}: two runs in one file? Or one resumed?")
+                rollout = parse_row(parse(), tokenizer, c)
+                require(rollout.step >= latest,
+                        f"step {rollout.step} comes after {latest}: two runs in one file? Or one resumed?")
             except ValueError as error:
                 raise ValueError(f"{file}, {place}: {error}") from None
-            found.append(rollout)
+            found.append(rollout._replace(place=(k, i)))
             latest = rollout.step
     require(found, f"{files[0]} holds no rollout")
-    if len({rollout.advantage is None for rollout in found}) > 1:
-        raise ValueError("some rows have an advantage and others none: write it in all of them, or in none")
+    require(len({rollout.advantage is None for rollout in found}) == 1,
+            "some rows have an advantage and others none: write it in all of them, or in none")
     return found
 
 
-def in_groups(rollouts: list[Rollout], compared: bool) -> tuple[list[Rollout], int]:
-    """Those in groups of the size G that most are in, side by side in ascending steps; and G. A group has one step,
-    name and prompt. compared: whether rewards are, for which one response is not enough."""
+def in_groups(rollouts: list[Rollout], compared: bool) -> tuple[list[Rollout], int, list[str]]:
+    """Those in groups of the usual size G, side by side in ascending steps; G; and what a reader must know of it. A
+    group has one step, name and prompt. compared: whether rewards are, for which one response is not enough.
+
+    Without names, a prompt that was drawn twice in a step looks like one group. So rows that come apart don't say what
+    is usual, if others stand side by side, nor does a size that is a multiple of one that is as frequent.
+    """
     groups = {}
     for r in rollouts:
         groups.setdefault((r.step, r.group, tuple(r.prompt)), []).append(r)
-    sizes = Counter(map(len, groups.values()))
-    G = max(sizes, key=lambda n: (n > 1 or not compared, n * sizes[n]))
-    found = [rollout for group in groups.values() if len(group) == G for rollout in group]
-    return sorted(found, key=lambda rollout: rollout.step), G
-
-
-class Reader(Policy):
-    """A policy whose prompts are those of the file. The first rollout of a group stands for its puzzle."""
-
-    def prompt(self, puzzle: Rollout) -> list[int]:
-        """The tokens of a prompt."""
-        return puzzle.prompt
-
-
-def no_grader(*_: Any) -> dict:
-    """Stands for the task's grade, which samples continuations would need."""
-    raise ValueError("this credit function samples continuations, and rollouts from a file have no grader: train with "
-                     "a task, see docs/extend.md")
-
-
-# What a task is to rollouts: what a text says by itself, but nothing that must be known of a puzzle.
-TASK = SimpleNamespace(roles=roles, sentence_starts=sentence_starts, calculations=calculations, grade=no_grader,
-                       show=lambda rollout: " ".join(rollout.prompt_text.split())[-200:])
-GRADED = SimpleNamespace(**vars(TASK) | {"grade": lambda *_: {"reward": 0.0, "answer": 0.0, "format": 0.0}})
+    apart = {key for key, rows in groups.items() if key[1] is None
+             and any(a.place[0] == b.place[0] and a.place[1] + 1 < b.place[1] for a, b in pairwise(rows))}
+    sizes = Counter(len(groups[key]) for key in (groups.keys() - apart or groups))
+    several = lambda n: any(n % m == 0 and sizes[m] >= sizes[n] for m in sizes if 1 < m < n)
+    G = max(sizes, key=lambda n: (n > 1 or not compared, not several(n), n * sizes[n]))
+    found = [rollout for rows in groups.values() if len(rows) == G for rollout in rows]
+    others = len(rollouts) - len(found)
+    twice = sum(len(rows) // G > 1 and len(rows) % G == 0 for key, rows in groups.items() if key[1] is None and G > 1)
+    doubtful = sum(len(groups[key]) == G for key in apart)
+    notes = [f"{others:,} rollouts were left out: their groups are not of {G}, as most are"] * (others > 0)
+    notes += [f"{twice:,} of these prompts came several times in a step: the field group would tell"] * (twice > 0)
+    notes += [f"the rows of {doubtful:,} groups don't stand side by side: if a step had a prompt twice, they are mixed, "
+              "and the field group would tell"] * (doubtful > 0)
+    return sorted(found, key=lambda rollout: rollout.step), G, notes
 
 
 def facts(model: Qwen2, part: MicroBatch) -> Tensor:
@@ -174,27 +178,26 @@ def facts(model: Qwen2, part: MicroBatch) -> Tensor:
     return by_rows(of_some, 1, ROWS, predicting_states(model, part), part.tokens)
 
 
-def read_step(rollouts: list[Rollout], middle: float, policy: Reader, s: Settings,
-              step: int) -> tuple[TokenBatch, Tensor]:
+def read_step(rollouts: list[Rollout], middle: float, policy: Policy, s: Settings,
+              step: int) -> tuple[ForeignBatch, Tensor]:
     """The batch of one step, and log p, entropy and variance of log p of its n tokens (3, n). rollouts: in groups of
     equal size, side by side; a reward above the middle counts as success."""
-    device, prefixes = policy.model.output_weight.device, prompted(policy, rollouts[:: s.answers])
-    pad = lambda rows: pad_sequence([torch.tensor(row) for row in rows], batch_first=True).to(device)
-    tokens = pad([rollout.tokens for rollout in rollouts])  # (B, T)
-    mask = pad([[True] * len(rollout.tokens) for rollout in rollouts])  # (B, T)
-    group = torch.arange(len(rollouts), device=device) // s.answers  # (B,)
-    read = read_responses(facts, policy.model, [prefix.prompt for prefix in prefixes], group, tokens, mask, mask,
+    device = policy.model.output_weight.device
+    own = layout([r.tokens for r in rollouts], [r.sampled for r in rollouts], device=device)
+    reward = torch.tensor([r.reward for r in rollouts], dtype=torch.float64, device=device)  # (B,)
+    task = SimpleNamespace(**vars(TASK) | SHOWN | ({"reply": None} if any(own.before) else {}))
+    ended = torch.tensor([r.tokens[-1] in policy.tokenizer.end_tokens for r in rollouts], device=device)
+    batch = ForeignBatch(own, lambda _: {"tokenizer": policy.tokenizer}, {"reward": reward}, reward > middle,
+                         weights={"reward": 1.0}, ended=ended, puzzles=tuple(rollouts[:: s.answers]), task=task,
+                         group=torch.arange(len(rollouts), device=device) // s.answers, normalize=s.normalize,
+                         prompts=tuple(r.prompt for r in rollouts[:: s.answers]))
+    read = read_responses(facts, policy.model, *responses(batch, torch.arange(len(rollouts), device=device)),
                           at_once=s.micro_batch)  # (B, T, 4)
-    ended = torch.tensor([rollout.tokens[-1] in policy.tokenizer.end_tokens for rollout in rollouts], device=device)
-    samples = Samples(tokens, mask, *read[..., :3].unbind(-1), ended, ({},) * len(rollouts))
-    batch = token_batch(policy._replace(task=GRADED), prefixes, samples, s, step)
-    reward = torch.tensor([rollout.reward for rollout in rollouts], dtype=torch.float64, device=device)  # (B,)
-    batch = replace(batch, task=TASK, reward=reward, success=(reward > middle).float(),
-                    format=torch.full_like(reward, torch.nan))
+    batch.logprob, batch.entropy, batch.logit_grad, _ = read.unbind(-1)
     batch.ask = Queries(policy, batch, s, step)
-    theirs = [rollout.advantage for rollout in rollouts]
+    theirs = [r.advantage for r in rollouts]
     batch.advantage = torch.tensor(theirs, device=device) if s.advantage == "theirs" else compare(batch, s.advantage)
-    return batch, read[mask][:, [0, 1, 3]].T.double()
+    return batch, read[own.mask][:, [0, 1, 3]].T.double()
 
 
 def verdict(logprob: Tensor, entropy: Tensor, variance: Tensor) -> str:
@@ -233,15 +236,13 @@ def checkpoints(model: str) -> dict[float, Path]:
     return {int(n): found[n] for n in sorted(filter(str.isdigit, found), key=int)} or {-math.inf: Path(model)}
 
 
-def check_options(files: list[Path], options: Options, hyper_parameters: dict) -> None:
-    """ValueError where the credit function needs what a file of rollouts doesn't have, and for other wrong words."""
+def check_options(files: list[Path], options: Options) -> None:
+    """ValueError for words of the command that can't work."""
     if wrong := [file for file in files if not file.is_file() or files.count(file) > 1]:
         raise ValueError(f"{wrong[0]} is named twice" if wrong[0].is_file() else f"there is no file {wrong[0]}")
     require(not Path(options.out).exists(), f"{options.out} exists: remove it, or choose another --out")
-    check_range(options, ("micro_batch",), lowest=1)
+    check_range(options, ("micro_batch", "every"), lowest=1)
     check_range(options, ("temperature",), lowest=1e-6)
-    if missing := [need for need in required(options.mitigation, hyper_parameters) if not hasattr(TASK, need)]:
-        raise ValueError(f"--mitigation {options.mitigation} needs {missing[0]}, which rollouts of a file don't have")
     require(options.model, "name the folder of the model that sampled: --model FOLDER")
 
 
@@ -249,19 +250,21 @@ def settings_of(options: Options, files: list[Path], folder: Path, rollouts: lis
     """The settings for config.json; ValueError where they are too large for a log, or nothing can be compared."""
     sizes, length = Counter(rollout.step for rollout in rollouts), max(len(rollout.tokens) for rollout in rollouts)
     require(max(length, *sizes.values()) <= 2**16, "a step may have 65,536 responses, and a response as many tokens")
-    if G == 1 and options.advantage != "theirs":
-        raise ValueError("no two rollouts of a step answer the same prompt: there is nothing to compare a reward with")
-    given = {name: value for name, value in asdict(options).items() if name != "model"}
+    require(G > 1 or options.advantage == "theirs",
+            "no two rollouts of a step answer the same prompt: there is nothing to compare a reward with")
+    given = {name: value for name, value in asdict(options).items() if name not in ("model", "every")}
     base = base_of(folder)
     return Settings(**given, model=str(base), adapter=str(folder) if base != folder else "", data=str(files[0]),
                     task="rollouts", steps=len(sizes), answers=G, max_new_tokens=length)
 
 
-def give_credit(rollouts: list[Rollout], middle: float, folders: dict[int, Path], policy: Reader, s: Settings,
+def give_credit(rollouts: list[Rollout], middle: float, folders: dict[int, Path], policy: Policy, s: Settings,
                 hyper_parameters: dict) -> Tensor:
     """Write the run folder, step by step. Log p, entropy and variance of log p of all its tokens: (3, n)."""
     run, known, folder, parts = Path(s.out), [], Path(s.adapter or s.model), rollouts[0].rewards  # of the first row
     steps = {step: [*found] for step, found in groupby(rollouts, key=lambda rollout: rollout.step)}
+    told = {"attention", "log-probs with tokens hidden"}
+    credit = find_credit(partial(MITIGATIONS[s.mitigation], **hyper_parameters), TASK, told, "a file of rollouts")
     for step, (their_step, found) in enumerate(follow("reading steps", steps.items()), 1):
         began = perf_counter()
         if folder != folders[their_step]:
@@ -269,15 +272,14 @@ def give_credit(rollouts: list[Rollout], middle: float, folders: dict[int, Path]
             policy = policy._replace(model=load_weights(folder, s))
         batch, read = read_step(found, middle, policy, s, step)
         known.append(read)
-        credit = MITIGATIONS[s.mitigation](batch, **hyper_parameters)  # (B, T)
+        found_credit = assign_credit(batch, credit, step)  # (B, T)
         if step == 1:  # not before, since the credit function may have refused
             run_folder.start_run(run, asdict(s), hyper_parameters, {}, ["their_step", "log_p_plus_entropy", *parts])
             run_folder.append_row(run, {"step": 0})
-        checksum = write_credit_log(run / "credit" / f"step-{step:06d}.npz", step, batch, credit)
-        means = {name: torch.tensor([rollout.rewards.get(name, math.nan) for rollout in found]).nanmean().item()
-                 for name in parts}
-        row = means | {"credit_checksum": checksum, "their_step": their_step,
-                       "log_p_plus_entropy": read[:2].sum(0).mean().item()}
+        checksum = write_credit_log(run / "credit" / f"step-{step:06d}.npz", step, batch, found_credit)
+        row = {name: torch.tensor([r.rewards.get(name, math.nan) for r in found]).nanmean().item() for name in parts}
+        row |= {"credit_checksum": checksum, "their_step": their_step,
+                "log_p_plus_entropy": read[:2].sum(0).mean().item()}
         add_step_columns(row, step, batch, began)
         run_folder.append_row(run, row)
         run_folder.write_samples(run, step, batch)
@@ -286,28 +288,28 @@ def give_credit(rollouts: list[Rollout], middle: float, folders: dict[int, Path]
 
 def convert(files: list[Path], options: Options, hyper_parameters: dict) -> None:
     """Read the rollouts, give credit, write the run folder, and say what was done."""
-    check_options(files, options, hyper_parameters)
+    check_options(files, options)
     saved = checkpoints(options.model)
     folder = min(saved.items())[1]
     model, tokenizer = load_weights(folder, options), Tokenizer(base_of(folder))
-    found = read_rollouts(files, tokenizer, model.config.max_position_embeddings)
+    found = read_rollouts(files, tokenizer, model.config)
     if options.advantage == "theirs" and found[0].advantage is None:
         options = replace(options, advantage="grpo")
-    grouped, G = in_groups(found, options.advantage != "theirs")
+    read = sorted({rollout.step for rollout in found})[:: options.every]
+    grouped, G, notes = in_groups([r for r in found if r.step in read], options.advantage != "theirs")
     rollouts = [rollout for rollout in grouped if rollout.step > min(saved)]
     require(rollouts, f"{options.model} has no checkpoint before step {grouped[-1].step}: {SAVE}")
     folders = {r.step: saved[max(n for n in saved if n < r.step)] for r in rollouts}
-    others, early = len(found) - len(grouped), len(grouped) - len(rollouts)
+    early = len(grouped) - len(rollouts)
     middle = (min(r.reward for r in rollouts) + max(r.reward for r in rollouts)) / 2
     s = settings_of(options, files, folder, rollouts, G)
-    known = give_credit(rollouts, middle, folders, Reader(model, tokenizer, TASK), s, hyper_parameters)
+    known = give_credit(rollouts, middle, folders, Policy(model, tokenizer, TASK), s, hyper_parameters)
     taken = ", ".join(f"{step} by {taken.name}" for step, taken in folders.items())
     said = [f"read {', '.join(map(str, files))}",
             f"{len(rollouts):,} responses, {G} to a prompt, in {s.steps} steps; advantage: "
             f"{'ours, ' * (s.advantage != 'theirs')}{s.advantage}; a reward above {middle:g} counts as success",
             *[f"each step was read by the newest checkpoint before it: {taken}"] * (folder != Path(options.model)),
-            *[f"{others:,} rollouts were left out: their groups are not of {G}, as most are"] * (others > 0),
-            *[f"{early:,} rollouts were left out: there is no checkpoint before their step; {SAVE}"] * (early > 0),
+            *notes, *[f"{early:,} rollouts were left out: there is no checkpoint before their step; {SAVE}"] * (early > 0),
             verdict(*known)]
     text = "\n".join(said) + "\n"
     (Path(s.out) / "rollouts.txt").write_text(text, encoding="utf-8")
@@ -318,12 +320,12 @@ def convert(files: list[Path], options: Options, hyper_parameters: dict) -> None
 def main() -> None:
     """Turn files of rollouts into a run folder."""
     words = list(takewhile(lambda word: not word.startswith("-"), sys.argv[1:]))
-    parser = new_parser(usage="python -m lab.rollouts FILE ... --model FOLDER [--flag value ...]", description=__doc__,
-                        epilog=methods_help(MITIGATIONS))
+    parser = new_parser(usage="python -m bridges.rollouts FILE ... --model FOLDER [--flag value ...]",
+                        description=__doc__, epilog=methods_help(MITIGATIONS))
     choices = CHOICES | {"advantage": ("theirs", *(name for name in ADVANTAGES if name != "gdpo"))}  # which needs parts
     found = parse_with(parser, sys.argv[1 + len(words) :], Options(), MITIGATIONS, choices)
     if not words:
-        fail("name the files of rollouts first, such as: python -m lab.rollouts rollouts.jsonl --model FOLDER")
+        fail("name the files of rollouts first, such as: python -m bridges.rollouts rollouts.jsonl --model FOLDER")
     with torch.no_grad():
         convert([Path(word) for word in words], found.settings, found.hyper_parameters)
 

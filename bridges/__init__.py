@@ -1,0 +1,59 @@
+"""The credit functions inside other trainers, for models that one machine does not train: trl.py, verl.py; and those
+trainers' rollouts, recorded (recorder.py) and read here (rollouts.py). docs/trl.md tells how.
+
+The modules of this clone have short names, such as grpo and rollout. A script that trains with TRL is often called so,
+too. Here each finds his own.
+"""
+import sys
+from contextlib import contextmanager
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Iterator
+
+ROOT = Path(__file__).parents[1]
+NAMES = {path.stem for path in ROOT.iterdir() if path.suffix == ".py" or path.is_dir() and any(path.glob("*.py"))}
+hidden: dict[str, ModuleType] = {}  # the clone's modules whose names are somebody else's outside own_modules
+
+
+class Clone:
+    """Finds the modules of this clone, wherever else there are some of the same names."""
+
+    @staticmethod
+    def find_spec(name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        """The clone's own module; None for a name that it does not have."""
+        spec = PathFinder.find_spec(name, [str(ROOT)]) if name in NAMES else None
+        if spec and spec.submodule_search_locations:
+            spec.submodule_search_locations = [str(ROOT / name)]  # a folder without __init__.py would look in sys.path
+        return spec
+
+
+def is_own(places: Any) -> bool:
+    """Whether a module, or what would be imported, is the clone's. places: its file, or its folders."""
+    return all(ROOT in Path(place).resolve().parents for place in places)
+
+
+def is_taken(name: str) -> bool:
+    """Whether an import of this name would find a module that is not the clone's."""
+    spec = PathFinder.find_spec(name)
+    return spec is not None and not is_own([spec.origin] if spec.has_location else spec.submodule_search_locations or [])
+
+
+@contextmanager
+def own_modules() -> Iterator[None]:
+    """Inside, this clone's modules have their names. Afterwards a name that a module of somebody else has, or would
+    have, is his again."""
+    others = {name: module for name, module in sys.modules.items() if name.partition(".")[0] in NAMES and module
+              and not is_own([module.__file__] if getattr(module, "__file__", None) else getattr(module, "__path__", []))}
+    for name in others:
+        del sys.modules[name]
+    sys.modules.update(hidden)
+    sys.meta_path.insert(0, Clone)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(Clone)
+        ours = [name for name in sys.modules if name.partition(".")[0] in NAMES]
+        taken = {top for top in NAMES if top in others or is_taken(top)} - {"bridges"}
+        hidden.update({name: sys.modules.pop(name) for name in ours if name.partition(".")[0] in taken})
+        sys.modules.update(others)

@@ -1,0 +1,167 @@
+"""A TokenBatch of responses that another trainer sampled: credit functions read it like one of rollout.py.
+
+Nothing is decoded, and no model is run, before a credit function looks at it.
+
+Alphabet: B responses, G to each of Q prompts, T sampled tokens of the longest one. In the other trainer's tensors it has
+C columns: what the environment said stands there between the sampled tokens.
+"""
+from types import SimpleNamespace
+from typing import Any, Callable, NamedTuple, Sequence
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from bridges import own_modules
+
+with own_modules():
+    from methods import MITIGATIONS
+    from plumbing.files import require
+    from plumbing.policy import seed_of
+    from plumbing.registry import CreditFunction, per_token, required
+    from plumbing.task_file import check_roles
+    from rollout import TokenBatch
+    from sampler import Replies
+    from tasks.math_task import calculations
+    from tasks.text import roles, sentence_starts
+    from turns import decode
+
+FACTS, TEXTS = ("logprob", "entropy", "logit_grad"), ("text", "spans", "role", "in_answer")
+# What credit functions ask for that no other trainer tells.
+HERE_ALONE = {"continuations": ("vineppo", "turn_vine", "oracle"), "a grader": ("regrade_ablation",),
+              "attention": ("attention_credit",), "log-probs with tokens hidden": ("causal_ablation",)}
+
+
+def no_grader(*_: Any) -> dict:
+    """Stands for the task's grade."""
+    raise ValueError("this credit function samples or grades further texts, and responses from elsewhere have no grader: "
+                     "train with a task, see docs/extend.md")
+
+
+# What a task is to responses from elsewhere: what a text says by itself, but nothing that must be known of a puzzle.
+TASK = SimpleNamespace(roles=roles, sentence_starts=sentence_starts, calculations=calculations, grade=no_grader,
+                       show=lambda puzzle: "")
+
+
+def find_credit(credit: str | Callable, task: Any, told: set[str], trainer: str) -> Callable:
+    """The credit function of this name, or the given one; ValueError where it needs what the trainer can't tell.
+    told: "reference", where the trainer has a reference model."""
+    require(not isinstance(credit, str) or credit in MITIGATIONS, f"there is no credit function {credit!r:.50}: "
+            f"{', '.join(MITIGATIONS)}")
+    found = MITIGATIONS[credit] if isinstance(credit, str) else credit
+    method, given = getattr(found, "func", found), getattr(found, "keywords", {})  # of a partial
+    if isinstance(method, CreditFunction):
+        require(given.keys() <= method.parameters.keys(), f"{method.name} takes no {', '.join(given)}: it has "
+                f"{', '.join(method.parameters) or 'no hyper-parameters'}")
+        of = method.parameters.get("of") and (given.get("of") or method.parameters["of"])  # the one that it turns around
+        told = told | ({"a grader"} if getattr(task, "grade", no_grader) is not no_grader else set())
+        lacks = [need for need, names in HERE_ALONE.items() if need not in told and {method.name, of} & {*names}]
+        lacks += [need for need in required(method.name, given) if need not in told and not hasattr(task, need)]
+        hint = "set its beta or KL loss, or " if "reference" in lacks else ""
+        require(not lacks, f"{method.name} needs {', '.join(lacks)}, which {trainer} does not tell: {hint}train with "
+                f"train.py --mitigation {method.name}")
+    return found
+
+
+def assign_credit(batch: Any, credit: Callable, step: int) -> Tensor:
+    """The credit (B, T) of a batch's tokens; ValueError, with the step and the function, where it is no finite number."""
+    method = getattr(credit, "func", credit)
+    name = getattr(method, "name", getattr(method, "__name__", "credit"))
+    try:
+        with torch.no_grad():
+            return per_token(credit(batch), batch, f"{name} must return credit")
+    except ValueError as error:
+        raise ValueError(f"step {step}, credit function {name}: {error}") from error
+
+
+class Layout(NamedTuple):
+    """Responses as TokenBatch has them, of sampled tokens alone, and where these stand in the other trainer's tensors."""
+
+    tokens: Tensor  # (B, T)
+    mask: Tensor  # (B, T) bool
+    before: Replies
+    columns: Tensor  # (B, C) bool, True on sampled tokens
+
+    def compact(self, values: Tensor) -> Tensor:
+        """The other trainer's values (B, C) of the sampled tokens: (B, T), 0 on padding."""
+        return values.new_zeros(self.mask.shape).masked_scatter(self.mask, values[self.columns])
+
+    def spread(self, values: Tensor) -> Tensor:
+        """The reverse: values (B, T) in the other trainer's columns, (B, C), 0 elsewhere.
+
+        >>> own = layout([[5, 8, 8, 6]], [[1, 0, 0, 1]])  # the policy said 5 and 6, the environment 8 8
+        >>> own.tokens.tolist(), own.before, own.spread(torch.tensor([[0.5, 2.0]])).tolist()
+        ([[5, 6]], ({1: [8, 8]},), [[0.5, 0.0, 0.0, 2.0]])
+        """
+        return values.new_zeros(self.columns.shape).masked_scatter(self.columns, values[self.mask])
+
+
+def layout(responses: Sequence[list[int]], sampled: Sequence[list] | None = None, C: int = 0,
+           device: Any = "cpu") -> Layout:
+    """The layout of B responses without padding. sampled: 1 for each token that the policy wrote; None: it wrote all."""
+    sampled = [[1] * len(row) for row in responses] if sampled is None else sampled
+    own, before = zip(*map(without_replies, responses, sampled))  # B each
+    pad = lambda rows: pad_sequence([torch.tensor(row, dtype=torch.long) for row in rows], batch_first=True).to(device)
+    columns = pad(sampled)  # (B, the longest)
+    return Layout(pad(own), pad([[1] * len(row) for row in own]).bool(), before,
+                  F.pad(columns, (0, max(C - columns.shape[1], 0))).bool())
+
+
+def without_replies(response: list[int], sampled: list) -> tuple[list[int], dict[int, list[int]]]:
+    """The sampled tokens of a response, and the replies as Samples of sampler.py has them: by the token they precede."""
+    own, before = [], {}
+    for token, mine in zip(response, sampled, strict=True):
+        (own if mine else before.setdefault(len(own), [])).append(token)
+    return own, before
+
+
+class ForeignBatch(TokenBatch):
+    """B responses, those to a prompt side by side. read(name) -> {name: its value, and perhaps others'}, of FACTS, (B, T)
+    each, or the tokenizer; it is called when a credit function looks at one of them."""
+
+    def __init__(self, own: Layout, read: Callable[[str], dict[str, Any]], grades: dict[str, Tensor], success: Tensor,
+                 **known: Any):
+        B, device = len(own.tokens), own.tokens.device
+        nothing = torch.full((B,), torch.nan, device=device)
+        usual = {"task": TASK, "normalize": "response", "format": nothing, "ask": None, "advantage": None, "log": {}}
+        vars(self).update(usual | known, tokens=own.tokens, mask=own.mask, before=own.before, read=read, grades=grades,
+                          reward=grades["reward"], success=success.float())
+
+    def __getattr__(self, name: str) -> Any:
+        """A field that is looked at for the first time."""
+        if name not in (*FACTS, *TEXTS, "tokenizer"):
+            raise AttributeError(f"a batch from another trainer has no {name}")
+        found = self.described() if name in TEXTS else self.read(name)
+        require(name in found, f"this trainer does not tell batch.{name}: train with train.py")
+        vars(self).update(found)
+        return found[name]
+
+    def described(self) -> dict[str, Any]:
+        """The fields TEXTS."""
+        (B, T), lengths = self.mask.shape, self.mask.sum(1).tolist()
+        text, spans, _ = zip(*[decode(self, row[:n], said)
+                               for row, n, said in zip(self.tokens.tolist(), lengths, self.before)])  # B each
+        role, in_answer = np.zeros((B, T), np.int8), np.zeros((B, T), bool)  # (B, T) each
+        for i, n in enumerate(lengths):
+            role[i, :n], in_answer[i, :n] = check_roles(self.task.roles(text[i], spans[i]), n)
+        role, in_answer = (torch.from_numpy(x).to(self.mask.device) for x in (role, in_answer))
+        return {"text": text, "spans": tuple(map(tuple, spans)), "role": role, "in_answer": in_answer}
+
+
+class Asked:
+    """batch.ask: random numbers, and what else the trainer tells, `known` by name."""
+
+    def __init__(self, seed: int, step: int, **known: Callable[[], Tensor]):
+        self.seed, self.step, self.known = seed, step, known
+
+    def generator(self, name: str) -> torch.Generator:
+        """As in queries.py."""
+        return torch.Generator().manual_seed(seed_of(name, self.seed, self.step))
+
+    def __getattr__(self, name: str) -> Tensor:
+        """What a credit function asks for."""
+        known = vars(self).get("known", {})
+        require(name in known, f"batch.ask.{name} is not told by this trainer: train with train.py")
+        return known[name]()

@@ -1,0 +1,33 @@
+"""CreditTrainer, and with credit="none" TRL's GRPOTrainer, recording its rollouts in its output_dir: rollouts-0.jsonl, a
+file for each process, which bridges/rollouts.py reads.
+"""
+import json
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from bridges.trl import CreditTrainer
+
+
+class RolloutTrainer(CreditTrainer):
+    """A CreditTrainer that writes what it samples, a row for each response."""
+
+    mode = "w"  # a new file for each run; a run resumed from a checkpoint appends
+
+    def assign(self, *arguments: Any) -> Tensor:
+        """The credit (b, C), after the rows were written. A response that TRL masks has the advantage 0 there."""
+        credit, batch, step = super().assign(*arguments), self.batch, self.state.global_step
+        number = lambda x: x if x == x else None  # None for NaN, where a reward function returned none
+        mode, self.mode = "a" if step else self.mode, "a"
+        file = Path(self.args.output_dir, f"rollouts-{self.accelerator.process_index}.jsonl")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        paid = batch.advantage * (batch.ended if self.mask_truncated_completions else 1)  # (B,)
+        masks = self.generated[2] or [None] * len(credit)  # b
+        with file.open(mode) as rows:
+            for i, prompt, tokens, mask in zip(self.mine(range(len(paid))), *self.generated[:2], masks):
+                row = {"step": step + 1, "group": f"{self._step}-{batch.group[i]}", "reward": batch.reward[i].item(),
+                       "rewards": {name: number(batch.grades[name][i].item()) for name in batch.weights},
+                       "prompt_ids": prompt, "completion_ids": tokens, "advantage": paid[i].item()}
+                print(json.dumps(row | ({"tool_mask": mask} if mask else {})), file=rows)
+        return credit

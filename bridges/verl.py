@@ -1,0 +1,92 @@
+"""verl's trainer, whose tokens get the credit of a function of mitigations.py or methods/.
+
+    VERL_USE_EXTERNAL_MODULES=bridges.verl python -m verl.trainer.main_ppo algorithm.adv_estimator=grpo \
+        +credit.name=curious +credit.bonus=0.1 ...
+
+verl samples, grades and compares; the function starts from its advantage. (A registered estimator would be told neither
+log-probs nor tokens, so the credit goes in behind it, where the trainer's queue has both.) This module replaces one
+method of verl's trainer, PPOTrainer._compute_advantage. It was written for verl==0.9.1.
+"""
+from functools import partial, wraps
+from typing import Any, Callable
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from verl.trainer.ppo.v1 import trainer_base
+
+from bridges import own_modules
+from bridges.foreign import TASK, Asked, ForeignBatch, assign_credit, find_credit, layout
+
+with own_modules():
+    from methods import MITIGATIONS
+    from plumbing.files import require
+    from plumbing.tokenizer import Tokenizer
+
+FIELDS = ["uid", "prompts", "responses", "response_mask", "advantages", "rm_scores", "old_log_probs", "entropy"]
+
+
+def credited(compute: Callable) -> Callable:
+    """PPOTrainer._compute_advantage, and then credit in place of the advantages."""
+    @wraps(compute)
+    def _compute_advantage(self: Any, batch: Any, metrics: dict) -> Any:
+        batch, chosen = compute(self, batch, metrics), self.config.get("credit")
+        if not chosen:
+            return batch
+        mode = self.config.actor_rollout_ref.get("actor", {}).get("policy_loss", {}).get("loss_mode")
+        require(mode != "geo_mean", "loss_mode=geo_mean gives all tokens of a response the mean of their credit: take "
+                "another one")
+        names, queue = FIELDS + ["ref_log_prob"] * bool(self.use_reference_policy), trainer_base.tq
+        data = queue.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=names)
+        found = credit_of({name: rows_of(data[name]) for name in names if name in data},
+                          self.config.actor_rollout_ref.model.path, self.global_steps, **chosen)  # n
+        paid = torch.cat(found)
+        metrics |= {"credit/mean": paid.mean().item(), "credit/std": paid.std().item()}
+        fields = {"advantages": torch.nested.as_nested_tensor(found, layout=torch.jagged)}
+        return queue.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id,
+                                  fields=trainer_base.TensorDict(fields, batch_size=len(found)))
+    return _compute_advantage
+
+
+def rows_of(field: Any) -> list:
+    """The rows of a nested tensor, or of a list."""
+    return list(field.unbind()) if isinstance(field, Tensor) else [getattr(x, "data", x) for x in field]
+
+
+def credit_of(data: dict[str, list], model: str, step: int, name: str, success: float = 0.5,
+              normalize: str = "response", seed: int = 0, **hyper_parameters: Any) -> list[Tensor]:
+    """The credit of each of n responses, over all tokens of its field `responses`. data: fields of verl, a row for each
+    response. Rows without a sampled token, with which verl fills a batch, get 0. model: a folder."""
+    masks, groups = [row.bool() for row in data["response_mask"]], {}
+    for i in range(len(masks)):
+        if masks[i].any():
+            groups.setdefault(str(data["uid"][i]), []).append(i)
+    require(len({*map(len, groups.values())}) == 1, "verl's groups are of unequal size")
+    order = [i for rows in groups.values() for i in rows]  # B, those to a prompt side by side
+    column = lambda field: [data[field][i] for i in order]
+    given = [row[masks[i]] for i, row in zip(order, column("advantages"))]
+    require(all((row == row[0]).all() for row in given),
+            "this algorithm.adv_estimator gives the tokens of a response several advantages: take grpo or rloo")
+    own = layout([row.tolist() for row in column("responses")], [masks[i].tolist() for i in order])
+    told = {ours: column(field) for ours, field in {"logprob": "old_log_probs", "entropy": "entropy",
+                                                    "reference_logprob": "ref_log_prob"}.items() if field in data}
+    told = {ours: own.compact(pad_sequence([row.float() for row in rows], batch_first=True))
+            for ours, rows in told.items()}  # (B, T) each
+    reference = {"reference_logprob": lambda: told["reference_logprob"]} if "reference_logprob" in told else {}
+    credit = find_credit(partial(MITIGATIONS[name], **hyper_parameters) if name in MITIGATIONS else name, TASK,
+                         {"reference"} if reference else set(), "verl's trainer")
+    reader, last = Tokenizer(model), own.tokens.gather(1, own.mask.sum(1, keepdim=True) - 1)[:, 0]  # (B,)
+    reward = torch.stack([row.double().sum() for row in column("rm_scores")])  # (B,)
+    batch = ForeignBatch(
+        own, lambda field: told | {"tokenizer": reader}, {"reward": reward}, reward > success,
+        weights={"reward": 1.0}, ended=torch.isin(last, torch.tensor(reader.end_tokens)),
+        group=torch.arange(len(groups)).repeat_interleave(len(order) // len(groups)), puzzles=tuple(groups),
+        prompts=tuple(data["prompts"][rows[0]].tolist() for rows in groups.values()), normalize=normalize)
+    batch.advantage, batch.ask = torch.stack([row[0] for row in given]).float(), Asked(seed, step, **reference)  # (B,)
+    found = [torch.zeros(len(mask)) for mask in masks]  # n
+    for i, row in zip(order, own.spread(assign_credit(batch, credit, step))):  # (C,)
+        found[i] = row[: len(masks[i])]
+    return found
+
+
+trainer_base.PPOTrainer._compute_advantage = credited(trainer_base.PPOTrainer._compute_advantage)
