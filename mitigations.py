@@ -174,7 +174,7 @@ def written_calculations(batch: TokenBatch, i: int) -> list[tuple[Tensor, Calcul
 
 def calculation_advantage(batch: TokenBatch, written: list[list], verdicts: list[Tensor]) -> Tensor:
     """The verdict (0 or 1) on each calculation, z-scored over its group, on its tokens (B, T); 0 elsewhere."""
-    advantage, G = torch.zeros_like(batch.logprob), len(batch.text) // len(batch.puzzles)
+    advantage, G = batch.advantage.new_zeros(batch.mask.shape), len(batch.text) // len(batch.puzzles)
     for i, verdict in enumerate(verdicts):
         if len(verdict):
             group = torch.cat(verdicts[i // G * G : i // G * G + G])  # all calculations of the group
@@ -193,7 +193,7 @@ def regrade_ablation(batch: TokenBatch, tokens: bool = False) -> Tensor:
     token of a tag or of a right answer does. How much a token changed the chance of success: lab/truth/measure.py.
     Here: with tokens=True and RLOO's advantage 0.0% at the end, lab/study/tables.md.
     """
-    weight = torch.zeros_like(batch.logprob)  # (B, T)
+    weight = batch.advantage.new_zeros(batch.mask.shape)  # (B, T)
     for i, spans in enumerate(batch.spans):
         if tokens:
             parts = [(t, start, stop) for t, (start, stop) in enumerate(spans)]

@@ -28,7 +28,7 @@ def process_reward(batch: TokenBatch, process: float = 0.1) -> Tensor:
 
 def calculation_ends(batch: TokenBatch) -> tuple[Tensor, Tensor]:
     """(B, T) each: 1 at the last token of every calculation; 1 at that of each true one with available numbers."""
-    ends, true = torch.zeros_like(batch.logprob), torch.zeros_like(batch.logprob)  # (B, T) each
+    ends, true = (batch.advantage.new_zeros(batch.mask.shape) for _ in range(2))  # (B, T) each
     for i in range(len(batch.text)):
         for tokens, _, right in written_calculations(batch, i):
             last = tokens.nonzero()[-1:, 0]  # (1,), or (0,) where no token is its own
@@ -101,7 +101,7 @@ def causal_ablation(batch: TokenBatch) -> Tensor:
               for tokens, *_ in written_calculations(batch, i)]  # responses with an answer, calculations outside of it
     hidden = [(i, tokens) for i, tokens in before if tokens.any()]  # N
     if not hidden:
-        return torch.ones_like(batch.logprob)
+        return batch.advantage.new_ones(batch.mask.shape)
     rows = torch.tensor([i for i, _ in hidden], device=batch.mask.device)  # (N,) a response as often as it hides one
     hide = torch.stack([tokens for _, tokens in hidden])  # (N, T)
     weight = torch.where(batch.in_answer, 1.5, 0.5)  # (B, T)

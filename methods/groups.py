@@ -46,7 +46,7 @@ def tempo(batch: TokenBatch) -> Tensor:
     after = (same * A[:, None, :, None]).sum(2) / same.sum(2).clamp(min=1)  # (Q, G, T) V_{t+1}
     before = after.roll(1, dims=2)  # (Q, G, T) V_t
     before[..., 0] = A.mean(1, keepdim=True)  # all responses share the empty prefix
-    return uniform(batch) + (after - before).view_as(batch.logprob)
+    return uniform(batch) + (after - before).view_as(batch.mask)
 
 
 @token_credit
@@ -62,7 +62,7 @@ def optimal_baseline(batch: TokenBatch) -> Tensor:
     usable = (mask.sum(1, keepdim=True) > 1) & W.any(1, keepdim=True)  # (Q, 1, T)
     W = torch.where(usable, W, 1.0)  # (Q, G, T)
     difference = r[:, :, None] - r[:, None]  # (Q, G, G) r_k - r_i, whose mean is exactly 0 where all r_i are equal
-    return (difference @ W.to(r) / W.sum(1, keepdim=True)).view_as(batch.logprob)
+    return (difference @ W.to(r) / W.sum(1, keepdim=True)).view_as(batch.mask)
 
 
 @token_credit(from_advantage=True)
@@ -86,7 +86,7 @@ def gtpo(batch: TokenBatch, a1: float = 1.0, a2: float = 0.1, joint: bool = Fals
     paid = torch.where(up, if_right, if_wrong)  # (Q, G, T) NaN at most on padding, which z_score leaves out
     credit = z_score(paid, mask) if joint else z_score(paid, up) + z_score(paid, down)
     mixed = (right.any(1) & ~right.all(1))[..., None]  # (Q, 1, 1)
-    return torch.where(mixed, credit, by_group(batch, uniform(batch))).view_as(batch.logprob)
+    return torch.where(mixed, credit, by_group(batch, uniform(batch))).view_as(batch.mask)
 
 
 @token_credit(needs=("reference",))

@@ -25,7 +25,7 @@ def ktae(batch: TokenBatch) -> Tensor:
         right, mask = batch.success[rows] > 0, batch.mask[rows]  # (G,), (G, T)
         if right.any() and not right.all():
             score = torch.zeros_like(credit[rows])  # (G, T)
-            score[mask] = key_token_scores(batch.tokens[rows], mask, right)
+            score[mask] = key_token_scores(batch.tokens[rows], mask, right).to(score)
             credit[rows] += score.masked_fill(is_end[rows], 0.0)
     return credit
 
@@ -51,7 +51,7 @@ def key_token_scores(tokens: Tensor, mask: Tensor, right: Tensor) -> Tensor:
     f = frequency * 3 / (frequency + (1 + length / length.mean()))  # (2, U)
     h = 2 * (a / R).sqrt().asin() - 2 * (b / W).sqrt().asin()  # (U,) Cohen's h; the authors' code omits both 2s
     x = h + f[0] / (f[1] + 1e-5) - f[1] / (f[0] + 1e-5)  # (U,)
-    return (2 * (strength / 2 * x).sigmoid() - 1)[index].float()
+    return (2 * (strength / 2 * x).sigmoid() - 1)[index]
 
 
 @functools.cache

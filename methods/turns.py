@@ -23,7 +23,7 @@ def turn_mean(batch: TokenBatch, of: str = "entropy_ratio") -> Tensor:
 
     The method named by --of has its default hyper-parameters.
     """
-    turn, empty = turn_of(batch), torch.zeros_like(batch.logprob)  # (B, T) each
+    turn, empty = turn_of(batch), batch.advantage.new_zeros(batch.mask.shape)  # (B, T) each
     credit = another(of, "turn_mean")(batch)  # (B, T)
     total = empty.scatter_add(1, turn, credit)  # (B, T) the sum over each turn, in the turn's column
     length = empty.scatter_add(1, turn, batch.mask.to(empty))  # (B, T) tokens of each turn
