@@ -24,7 +24,7 @@ from methods.heads import HEADS, load_head, save_head
 from mitigations import NORMALIZATIONS
 from plumbing.files import require
 from plumbing.flags import Arguments, changed, check_device, load_function, parse
-from plumbing.launch import announce, arithmetic_for, as_if_nothing_was_drawn, check, check_puzzles, lacking, with_model
+from plumbing.launch import announce, arithmetic_for, as_if_nothing_was_drawn, check, check_puzzles, lacking, where_now, with_model
 from plumbing.metrics import add_step_columns
 from plumbing.model_folder import write_end_tokens
 from plumbing.optimizer import Optimizer
@@ -50,7 +50,7 @@ def start(arguments: list[str], usage: str) -> tuple:
     """The arguments of `train` for what a command line asks; row is {} in a new run. usage: what --help says above the
     flags."""
     s, hyper_parameters, resume, on_step = parse_flags(arguments, usage)
-    method = MITIGATIONS[s.mitigation]
+    s, method = where_now(s, resume) if resume else s, MITIGATIONS[s.mitigation]
     differences = changed(s, Settings(), hyper_parameters, method)
     folder = resume or Path(s.out or default_folder(s.mitigation, s.seed, differences))
     check(s)

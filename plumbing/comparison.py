@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from plumbing.runs import FREE, PATHS
+
 # Runs that differ in these can be compared: they name a run, belong to its method, change results by rounding at most,
 # or say when something is measured or saved. Some are settings of older runs.
-NO_DIFFERENCE = {"mitigation", "advantage", "normalize", "seed", "out", "steps", "eval_every", "sample_every",
-                 "checkpoint_every", "state_every", "micro_batch", "checkpoint_activations", "device",
-                 "optimizer_device", "step_length", "pass_at", "plain"}
+NO_DIFFERENCE = {"mitigation", "advantage", "normalize", "seed", "out", "sample_every", "step_length", "plain", *FREE}
 
 
 class Run(NamedTuple):
@@ -37,6 +37,21 @@ class Group:
     def values(self, figure: str) -> np.ndarray:
         """A figure (n,) of each run."""
         return np.array([row[figure] for row in self.rows.values()], float)
+
+
+def by_content(configs: list[dict]) -> list[dict]:
+    """The configs, in which a file or folder has the name of the first that had its content: so the runs of two clones,
+    or before and after their data moved, have one model and one file of puzzles."""
+    names, found = {}, []
+    for config in configs:
+        s = dict(config["settings"])
+        for name in PATHS:
+            content = sorted(config["inputs"][file] for file in config["inputs"]
+                             if s.get(name) and Path(s[name]) in (Path(file), Path(file).parent))
+            if content:
+                s[name] = names.setdefault((name, str(content)), s[name])
+        found.append(config | {"settings": s})
+    return found
 
 
 def group_runs(runs: list[Run]) -> list[Group]:

@@ -14,7 +14,7 @@ import torch
 from plumbing.files import check_fields, read_json, require
 from plumbing.processes import leads
 from plumbing.progress import fail
-from plumbing.runs import read_config
+from plumbing.runs import FREE, PATHS, read_config
 from settings import Settings
 
 OTHERS = {"resume": Path, "config": Path, "on_step": str}  # flags that are no settings of a run, see train.py
@@ -38,8 +38,9 @@ def parse(arguments: list[str], defaults: Settings, methods: dict, choices: dict
     given, words = others.parse_known_args(arguments)
     if given.resume is not None:
         named = [word.partition("=")[0] for word in words if word.startswith("--")] + ["--config"] * bool(given.config)
-        if other := [name for name in named if name != "--steps"]:
-            fail(f"--resume keeps the settings that the run began with: it takes --steps, --on_step and no {other[0]}")
+        if other := [name for name in named if name[2:] not in (*FREE, *PATHS)]:
+            fail(f"--resume keeps what results depend on: it takes no {other[0]}, only --on_step, --{', --'.join(FREE)} "
+                 f"and, of what moved, --{', --'.join(PATHS)}")
         words = words_of(given.resume, read_config(given.resume), words, defaults) + words
         parser.error = lambda message: fail(f"--resume {given.resume}: {message}")
     elif (file := given.config) is not None:

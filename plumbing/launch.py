@@ -17,6 +17,7 @@ from plumbing.flags import check_range
 from plumbing.processes import first_alone
 from plumbing.progress import follow
 from plumbing.registry import require
+from plumbing.runs import PATHS
 from plumbing.task_file import load_task
 from settings import Settings
 
@@ -53,6 +54,21 @@ def with_model(s: Settings) -> Settings:
         raise ValueError(f"the task {s.task} has no model in models/: name one with --model, or make one "
                          "with python -m models.warm_start")
     return replace(s, model=s.model or str(folder))
+
+
+def where_now(s: Settings, run: Path) -> Settings:
+    """The settings of a run to resume, with what was moved together with it, or with this clone. A path that leads
+    nowhere is looked for in the folders above the run, and here, whole and without its first folders. (That it is the
+    same file, the run's checksums say.) FileNotFoundError where there is none."""
+    found = {}
+    for name in PATHS if s.task.endswith(".py") else PATHS[:-1]:
+        path = Path(getattr(s, name))
+        ends = (place / Path(*path.parts[i:]) for i in range(len(path.parts))
+                for place in (Path(), *run.resolve().parents, MODELS.parent))
+        if getattr(s, name) and not (there := next(filter(Path.exists, ends), None)):
+            raise FileNotFoundError(f"{run} began with {path}, which is not there: say where it is now with --{name}")
+        found[name] = str(there) if getattr(s, name) else ""
+    return replace(s, **found)
 
 
 def arithmetic_for(dtype: str, device: str) -> str:

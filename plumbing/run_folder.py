@@ -9,6 +9,7 @@ One process writes a run at a time. Everybody may read it meanwhile.
 """
 import csv
 import errno
+import operator
 import os
 import platform
 import shlex
@@ -27,7 +28,7 @@ from plumbing.metrics import COLUMNS, own_columns, write_credit_log
 from plumbing.model_folder import files_beside
 from plumbing.processes import first_alone, gather, leads
 from plumbing.progress import command_line
-from plumbing.runs import read_config, read_credit, read_metrics
+from plumbing.runs import FREE, PATHS, read_config, read_credit, read_metrics
 from settings import Settings
 
 try:
@@ -91,7 +92,7 @@ class Writer(NamedTuple):
                 raise ValueError(f"{run / STATE} does not fit this run's model: put back the one that it "
                                  "wrote") from None
         gather([None])  # all have read the folder before the first one changes it
-        first_alone(lambda: reopen_run(run, state, self.settings.steps, columns))
+        first_alone(lambda: reopen_run(run, state, asdict(self.settings), columns))
         if leads() and state["step"] == self.settings.steps:
             self.write_weights(run / "checkpoint")  # which may be of a later step, lost with a kill
         return state["step"], {name: float(x[-1]) for name, x in metrics.items() if not np.isnan(x[-1])}
@@ -254,21 +255,22 @@ def load_state(run: Path) -> dict:
 
 
 def check_same(run: Path, state: dict, asked: dict, inputs: dict) -> None:
-    """ValueError when a run has nothing left to do, and unless it has the settings of its state, but for --steps, and
-    reads what it read when it began. asked: settings and hyper-parameters."""
-    done, steps, falls, begun = state["step"], asked["steps"], asked["linear_decay"], read_config(run)["inputs"]
+    """ValueError when a run has nothing left to do, and unless it has the settings of its state, but for those that may
+    change, and reads what it read when it began, wherever that is. asked: settings and hyper-parameters."""
+    done, steps, falls, config = state["step"], asked["steps"], asked["linear_decay"], read_config(run)
     require(done <= steps, f"{run} already has {done} steps, more than --steps {steps}")
     require(read_json(run / "final.json", missing={}).get("step") != steps, f"{run} has finished its {steps} steps: "
             + ("start a new run" if falls else "pass a larger --steps to continue it"))
-    before = state.get("settings", asked)
+    before = state.get("settings", config["settings"])
     require(not falls or steps == before["steps"], f"with --linear_decay the learning rate of {run} depends on its "
             f"{before['steps']} steps: resume it without --steps, or start a new run")
-    for name in before.keys() - {"steps"}:  # an older version has fewer
-        require(before[name] == asked.get(name), f"{run / STATE} was written with {name}={before[name]}, but "
+    for name in before.keys() - {*FREE}:  # an older version has fewer
+        same = (lambda x, y: bool(x) == bool(y)) if name in PATHS else operator.eq
+        require(same(before[name], asked.get(name)), f"{run / STATE} was written with {name}={before[name]}, but "
                 f"config.json says {asked.get(name)}: put back the one of them that you replaced")
     for name in inputs:
-        require(begun.get(name) == inputs[name], f"{name} is not what {run} began with: put that back, or start a new "
-                "run")
+        require(inputs[name] in config["inputs"].values(), f"{name} is not what {run} began with: put that back, say "
+                f"where it is with --{', --'.join(PATHS)}, or start a new run")
 
 
 def check_logs(run: Path, state: dict, logged: set[str]) -> dict[str, np.ndarray]:
@@ -287,10 +289,16 @@ def check_logs(run: Path, state: dict, logged: set[str]) -> dict[str, np.ndarray
     return metrics
 
 
-def reopen_run(run: Path, state: dict, steps: int, columns: Iterable[str]) -> None:
-    """Cut the logs of a run back to its state, and record how many steps are wanted now."""
+def reopen_run(run: Path, state: dict, settings: dict, columns: Iterable[str]) -> None:
+    """Cut the logs of a run back to its state, and record what is asked for now. Of other settings than --steps also
+    what they were, and after which step they changed."""
     config = read_config(run)
-    config["settings"]["steps"] = steps
+    before, now = config["settings"], {name: settings[name] for name in (*FREE, *PATHS)}
+    pairs = {name: [before.get(name), now[name]] for name in now if name != "steps"}
+    if changed := {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}:
+        config.setdefault("resumed", []).append({"after_step": state["step"], **changed})
+        print("from now on:", ", ".join(f"{name}={new} (it was {old})" for name, (old, new) in changed.items()))
+    before |= now
     write_json(run / "config.json", config)
     (run / "final.json").unlink(missing_ok=True)
     for half in [file for file in run.rglob("*.part") if file.is_dir()]:  # of a process killed in `replace_file`

@@ -7,6 +7,11 @@ import numpy as np
 from plumbing.files import check_fields, checksum, read_arrays, read_json, require
 from plumbing.metrics import COLUMNS, CREDIT_LOG
 
+# Settings that a resumed run may change: they say when something is measured or kept, or change results by rounding.
+FREE = ("steps", "eval_every", "pass_at", "state_every", "checkpoint_every", "micro_batch", "checkpoint_activations",
+        "device", "optimizer_device")
+PATHS = ("model", "adapter", "data", "eval_data", "task")  # what they name counts, not where it is
+
 
 def read_metrics(run: Path, length: int | None = None) -> dict[str, np.ndarray]:
     """metrics.csv, or its first `length` bytes, as columns, NaN where nothing was measured; ValueError if damaged."""

@@ -343,6 +343,12 @@ def test_labels_name_what_differs():
     names = comparison.labels([a, config("a", 1, {"x": 1}, normalize="step")])
     assert names == ["a normalize=response", "a normalize=step"]
     assert comparison.labels([a, config("b", 1, {}, lr=0.2)]) == ["a lr=0.1", "b lr=0.2"]
+    moved = [config("a", seed, model=model, data=data) | {"inputs": inputs | {"the list": [1, seed]}}
+             for seed, model, data, inputs in (
+                 (0, "/x/m", "", {"/x/m/config.json": [2, 2]}), (1, "m", "", {"m/config.json": [2, 2]}),
+                 (2, "m", "", {"m/config.json": [2, 3]}), (3, "m", "d", {"m/config.json": [2, 2], "d": [2, 2]}))]
+    assert comparison.labels(comparison.by_content(moved)) == ["a model=/x/m", "a model=/x/m", "a model=m",
+                                                               "a data=d model=/x/m"]
     assert comparison.labels([config("a", new=1), config("a", new=2), config("a")]) == ["a new=1", "a new=2", "a"]
 
 

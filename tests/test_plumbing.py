@@ -120,7 +120,7 @@ def test_the_settings_of_a_run_are_those_of_its_continuation_and_defaults_of_ano
     (["--mitigation", "ppo", "--advantage", "rloo"], "takes no --advantage"),
     (["--mitigation", "ppo", "--shaping", "kl"], "takes no --shaping"),
     (["--resume", "nowhere"], "nowhere is not a run folder"), (["--resume=x", "--lr", 1], "--lr"),
-    (["--resume", ".", "--config", "x"], "takes --steps, --on_step and no --config"),
+    (["--resume", ".", "--config", "x"], "takes no --config, only --on_step, --steps, --eval"),
     (["--config", "gone.json"], "gone.json"), (["--config", "torn.json"], "not valid JSON"),
     (["--config", "half.json"], "has no method"),
     *((changes, said) for changes, said in (

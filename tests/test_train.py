@@ -36,7 +36,7 @@ from plumbing.runs import read_metrics
 from plumbing.task_file import load_puzzles
 from plumbing.tokenizer import Tokenizer
 from queries import Queries
-from qwen2_model import load_model
+from qwen2_model import load_model, save_model
 from rollout import by_group, draw_puzzles, rollout
 from tests import storm
 from tests.fixtures import BUNDLED, make_batch
@@ -400,6 +400,75 @@ def test_a_storm_changes_nothing(tmp_path):
         assert (place / "run").exists() == (room > 100)
     storm.expect([0], *storm.start("none", place))
     assert storm.contents(place) == storm.contents(tmp_path / "none")
+
+
+def test_a_run_is_resumed_with_less_memory_and_says_so(quick, tmp_path, capsys, refusal):
+    """Guards against a run that is stuck where memory ran out, other random numbers, and a change nobody can see."""
+    one, two = tmp_path / "one", tmp_path / "two"
+    run(*SMALL, "--steps", 3, "--mitigation", "ppo", "--out", one)
+    run(*SMALL, "--steps", 3, "--mitigation", "ppo", "--out", two, "--state_every", 1, "--eval_every", 0)
+    state = torch.load(two / "state.pt")
+    (two / "final.json").unlink()
+    less = ["--micro_batch", 1, "--checkpoint_activations", "--device", "cpu", "--optimizer_device", "cpu",
+            "--eval_every", 2, "--checkpoint_every", 4, "--pass_at", 2]
+    assert "takes no --lr, only" in refusal(train, "--resume", two, *less, "--lr", 1)
+    run("--resume", two, *less, "--steps", 5)
+    assert "from now on: eval_every=2 (it was 0), pass_at=2 (it was 0)" in capsys.readouterr().out
+    config = read_json(two / "config.json")
+    assert config["resumed"] == [{"after_step": 3, "eval_every": [0, 2], "pass_at": [0, 2], "checkpoint_every": [0, 4],
+                                  "micro_batch": [16, 1], "checkpoint_activations": [False, True],
+                                  "optimizer_device": ["", "cpu"]}]
+    assert config["settings"]["micro_batch"] == 1 and (two / "checkpoints" / "step-000004").is_dir()
+    assert [bool(row["heldout_success"]) for row in rows(two)] == [True, False, False, True, True, True]
+    run("--resume", one, "--steps", 5)
+    assert "resumed" not in read_json(one / "config.json") and state["step"] == 3
+    for step in range(1, 6):
+        a, b = (credit_log(folder, step) for folder in (one, two))
+        assert np.array_equal(a["token"], b["token"])
+        np.testing.assert_allclose(a["credit"], b["credit"], atol=1e-4)
+    run("--resume", two, "--steps", 6)
+    config = read_json(two / "config.json")
+    assert config["settings"]["micro_batch"] == 1 and len(config["resumed"]) == 1
+
+
+def test_what_a_run_rests_on_may_move(quick, tmp_path, monkeypatch, capsys, refusal):
+    """It is known by its checksum. Guards against another file in its place, in silence, too."""
+    here, there = tmp_path / "here", tmp_path / "far" / "there"
+    for folder in (here, there.parent, tmp_path / "else"):
+        folder.mkdir()
+    shutil.copytree(BUNDLED, here / "weights" / "m")
+    shutil.copy(REVERSE, here / "mine.py")
+    run(*TINY, "--mitigation", "none", "--lora_rank", 2, "--steps", 1, "--out", tmp_path / "adapters")
+    shutil.move(tmp_path / "adapters" / "checkpoint" / "adapter", here / "adapter")
+    (here / "words.txt").write_text("\n".join(f"word{i}" for i in range(40)))
+    monkeypatch.chdir(here)
+    flags = ["--task", "mine.py", "--data", "words.txt", "--model", "weights/m", "--adapter", "adapter"]
+    run(*TINY, *flags, "--lora_rank", 2, "--steps", 1, "--kl", 0.1, "--out", "runs/r")
+    run(*TINY, "--steps", 1, "--out", "bundled")
+    here.rename(there)
+    monkeypatch.chdir(tmp_path / "else")
+    run("--resume", there / "runs" / "r", "--steps", 2)  # from another folder, and all of it moved
+    shutil.move(there / "weights" / "m", tmp_path / "else" / "q")
+    (tmp_path / "link").symlink_to(tmp_path / "else" / "q")
+    resume = ["--resume", there / "runs" / "r", "--steps", 3]
+    assert "say where it is now with --model" in refusal(train, *resume)
+    run(*resume, "--model", "../link")
+    assert read_json(there / "runs" / "r" / "config.json")["settings"]["model"] == "../link"
+    shutil.copytree("q", tmp_path / "other")
+    changed = load_model(tmp_path / "other")
+    changed.norm.data += 1
+    save_model(changed, tmp_path / "other")
+    shutil.copy(BUNDLED / "config.json", tmp_path / "other")
+    (tmp_path / "words.txt").write_text("\n".join(f"word{i}" for i in range(41)))
+    for folder, flag, value, said in (("bundled", "--model", tmp_path / "other", "other/model.safetensors is not what"),
+                                      ("runs/r", "--data", tmp_path / "words.txt", "words.txt is not what"),
+                                      ("runs/r", "--adapter", "", "was written with adapter=")):
+        assert said in refusal(train, "--resume", there / folder, "--steps", 4, flag, value)
+    config = read_json(there / "bundled" / "config.json")
+    config["settings"]["model"] = "/another/clone/models/countdown-tiny"
+    (there / "bundled" / "config.json").write_text(json.dumps(config))
+    run("--resume", there / "bundled", "--steps", 2)
+    assert read_json(there / "bundled" / "config.json")["settings"]["model"] == str(BUNDLED)
 
 
 def test_a_test_file_is_held_out_and_nothing_of_it_trained_on(tmp_path, capsys, refusal):
