@@ -81,4 +81,4 @@ def one_sentence(interrupted: str = "interrupted", run: Path | None = None) -> I
             fail("another of the processes ended: see what it said")
         if not re.search("allocate memory|out of memory", said):  # torch has no type of its own for that
             raise
-        fail(f"there is not enough memory for this{kept}{resume}")
+        fail(f"there is not enough memory for this{kept}{resume}" + ", also with a smaller --micro_batch" * bool(run))
