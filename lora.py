@@ -24,7 +24,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from plumbing.files import check_tensors, replace_file, write_json
-from plumbing.model_folder import read_adapter
+from plumbing.model_folder import MERGE, UNTIE, read_adapter
 from qwen2_model import Qwen2, parts_of, wide
 
 
@@ -103,6 +103,10 @@ def save_adapters(model: Qwen2, folder: Path, base: str) -> None:
 def load_adapters(model: Qwen2, folder: str, rank: int, alpha: float, base: str) -> None:
     """Take over A and B from a folder that PEFT wrote; ValueError where they don't fit the model in the folder base."""
     mine, found = peft_tensors(model), read_adapter(Path(folder), rank, alpha, model.dtype, Path(base))
-    check_tensors(f"the adapter in {folder}", mine, found)
+    try:
+        check_tensors(f"the adapter in {folder}", mine, found)
+    except ValueError as error:  # not of all matrices of the layers and no others
+        untie = model.config.tie_word_embeddings and any(".layers." not in name for name in found)
+        raise ValueError(f"{error}: {UNTIE * untie}{MERGE}") from None
     for name, x in mine.items():
         x.copy_(found[name])

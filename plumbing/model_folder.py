@@ -29,6 +29,16 @@ ADAPTER_INERT = {"r", "lora_alpha", "task_type", "target_modules", "exclude_modu
                  "eva_config", "loftq_config", "corda_config", "lora_ga_config"}  # these four: for init_lora_weights
 # The others, as pissa, change the frozen model, too.
 ADAPTER_ONLY = {"peft_type": ("LORA",), "bias": ("none",), "init_lora_weights": (True, "gaussian", "eva", "orthogonal")}
+MERGE = "merge the adapter into its model with merge_and_unload of peft, and pass that to --model"
+# Such initial values changed the frozen model, too, and peft may not find the same again when it loads the adapter.
+MERGE_UNSAVED = ("merge the trained model with merge_and_unload of peft before you save it, and pass that to --model, or "
+                 "save the adapter with path_initial_model_for_weight_conversion")
+UNTIE = "give its model an lm_head.weight of its own, a copy of the embedding, and tie_word_embeddings=False, then "
+FOREIGN_ADAPTER = {
+    "adapter_model.bin": "pickled weights: load it with PeftModel.from_pretrained of peft, and save_pretrained it",
+    "*adapters.safetensors": "an adapter of mlx-lm: put it into its model with `mlx_lm.fuse --dequantize`, and pass "
+                             "that to --model",
+    "*/adapter_config.json": "adapters in folders of their own: pass one of these to --adapter"}
 FOREIGN = {  # what a folder holds instead of a model's weights
     "adapter_config.json": "a LoRA adapter: pass it to --adapter, and its model to --model",
     "*.gguf": "a GGUF file: after `pip install accelerate gguf`, load it with from_pretrained(folder, gguf_file=name, "
@@ -175,29 +185,34 @@ def read_weights(folder: Path, device: str | torch.device, dtype: torch.dtype, t
 
 
 def is_base(named: str, model: Path) -> bool:
-    """Whether a model folder is the base that an adapter names: a folder, or else a name of the hub, OWNER/NAME, which
-    can only be compared with the names of the model's folder and those above it."""
+    """Whether a model folder is the base that an adapter names: a folder, or else a name of the hub, OWNER/NAME. Then
+    the model's folder, or the link to it, is named NAME or OWNER--NAME, or lies where the hub's cache has it."""
     base = Path(named)
     if base.is_dir() and not base.samefile(model):
         files, others = weight_files(base), weight_files(model)
         return len(files) == len(others) and all(filecmp.cmp(*pair, shallow=False) for pair in zip(files, others))
-    above = [part.lower() for part in model.resolve().parts]
-    return base.is_dir() or not base.is_absolute() and any(part.endswith(base.name.lower()) for part in above)
+    real, hub = model.resolve(), named.lower().replace("/", "--")
+    if real.parent.name == "snapshots" and real.parts[-3].lower() == f"models--{hub}":
+        return True
+    own = {model.absolute().name.lower(), real.name.lower()}
+    return base.is_dir() or not base.is_absolute() and not own.isdisjoint({base.name.lower(), hub})
 
 
 def read_adapter(folder: Path, rank: int, alpha: float, dtype: torch.dtype, model: Path) -> dict[str, Tensor]:
     """The tensors of an adapter that PEFT wrote; ValueError where it is no plain LoRA of this rank and alpha, or is
     made for another model than that in the folder `model`."""
-    file = folder / "adapter_config.json"
+    file, weights = folder / "adapter_config.json", folder / "adapter_model.safetensors"
+    for pattern, found in FOREIGN_ADAPTER.items():
+        require(weights.is_file() or not any(folder.glob(pattern)), f"{folder} holds {found}")
     config = read_json(file)
     check_fields(config, {"peft_type": str, "r": int, "lora_alpha": float}, file)
     allowed = ADAPTER_ONLY | {name: (x,) for name, x in config.items() if name in ADAPTER_INERT or not x}
     if other := [name for name, x in config.items() if x not in allowed.get(name, ())]:
-        raise ValueError(f"{file} sets {', '.join(other)} to a value that is not supported: merge the adapter into its "
-                         "model with merge_and_unload of peft, and pass that to --model")
+        raise ValueError(f"{file} sets {', '.join(other)} to a value that is not supported: "
+                         + (MERGE_UNSAVED if "init_lora_weights" in other else MERGE))
     require((config["r"], config["lora_alpha"]) == (rank, alpha), f"{folder} has another rank or alpha: pass "
             f"--lora_rank {config['r']} --lora_alpha {config['lora_alpha']}")
     named = config.get("base_model_name_or_path") or ""  # PEFT leaves it empty where the model has no name
     require(not named or is_base(named, model), f"{folder} is an adapter of {named}, not of {model}: pass that to "
             f"--model or, if both are one model, write {model} as base_model_name_or_path into {file}")
-    return read_tensors(folder / "adapter_model.safetensors", dtype=dtype)
+    return read_tensors(weights, dtype=dtype)

@@ -5,6 +5,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from huggingface_hub.file_download import repo_folder_name
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
@@ -15,6 +16,7 @@ import train
 from grpo import update
 from lora import add_adapters, load_adapters, merged, peft_tensors, save_adapters
 from models import talk
+from plumbing.model_folder import is_base
 from plumbing.optimizer import Optimizer
 from plumbing.runs import read_metrics
 from queries import Queries
@@ -37,6 +39,7 @@ def of_peft(family, folder, targets=TARGETS, trained="lora_B", tied=False, **opt
     torch.manual_seed(1)
     peft = get_peft_model(hf, LoraConfig(**{"r": RANK, "lora_alpha": ALPHA, "target_modules": targets,
                                             "task_type": "CAUSAL_LM"} | options))
+    peft.save_pretrained(folder / "begun")
     for name, p in peft.named_parameters():
         if trained in name:
             torch.nn.init.normal_(p, std=0.2 if "lora_B" in name else 0.1)
@@ -44,12 +47,12 @@ def of_peft(family, folder, targets=TARGETS, trained="lora_B", tied=False, **opt
     return peft
 
 
-def ours(folder, dtype=torch.float32, adapter="adapter", rank=RANK):
+def ours(folder, dtype=torch.float32, adapter="adapter", rank=RANK, alpha=ALPHA):
     """Our model of `folder`/base with adapters, those of `folder`/adapter or, without one, new."""
     model = load_model(folder / "base", dtype=dtype)
-    add_adapters(model, rank, ALPHA, 0)
+    add_adapters(model, rank, alpha, 0)
     if adapter:
-        load_adapters(model, folder / adapter, rank, ALPHA, folder / "base")
+        load_adapters(model, folder / adapter, rank, alpha, folder / "base")
     return model
 
 
@@ -123,6 +126,35 @@ def test_another_adapter_is_refused(options, said, tmp_path):
         ours(tmp_path)
 
 
+def untied(model):
+    """The model with an output matrix of its own."""
+    model.lm_head.weight, model.config.tie_word_embeddings = torch.nn.Parameter(model.lm_head.weight.clone()), False
+    return model
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("options, tied, said", [
+    (dict(targets=["q_proj", "v_proj"]), True, "lacks 20.*: merge"), (dict(use_dora=True), True, ": merge the adapter"),
+    (dict(targets=[*TARGETS, "lm_head"]), False, "lm_head.*: merge"),
+    *((dict(targets=[*TARGETS, name]), True, f"{name}.*: give its model") for name in ("lm_head", "embed_tokens")),
+    (dict(init_lora_weights="pissa_niter_4"), False, "before you save it, .* or save the adapter with path_initial"),
+    (dict(init_lora_weights="olora"), True, "before you save it")], ids=str)
+def test_what_is_advised_instead_of_another_adapter_is_the_same_model(options, tied, said, tmp_path):
+    """Guards against advice that leads to another model: merging into a matrix that is the embedding, too, or what
+    peft, on loading, finds another start for."""
+    peft, tokens = of_peft("llama", tmp_path, trained="lora_", tied=tied, **options), random_tokens(2, 20)
+    with pytest.raises(ValueError, match=said):
+        ours(tmp_path)
+    right, base = peft(tokens).logits, AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    if "before" in said:
+        peft.save_pretrained(tmp_path / "again", path_initial_model_for_weight_conversion=str(tmp_path / "begun"))
+        assert_close(ours(tmp_path, adapter="again", rank=2 * RANK, alpha=2 * ALPHA)(tokens), right, 1e-4)
+    else:
+        peft = PeftModel.from_pretrained(untied(base) if "give" in said else base, tmp_path / "adapter")
+    peft.merge_and_unload().save_pretrained(tmp_path / "merged")
+    assert_close(load_model(tmp_path / "merged")(tokens), right, 1e-4)
+
+
 def test_an_adapter_belongs_to_the_base_that_it_names(tmp_path):
     """Guards against another function without a word, and against a refusal of the same weights in another folder."""
     of_peft("llama", tmp_path)
@@ -137,6 +169,41 @@ def test_an_adapter_belongs_to_the_base_that_it_names(tmp_path):
         refused = pytest.raises(ValueError, match=f"is an adapter of {named}, not of {tmp_path / 'base'}: pass that")
         with nullcontext() if taken else refused:
             ours(tmp_path)
+
+
+def test_a_name_of_the_hub_is_that_of_the_model_s_folder(tmp_path):
+    """Or of a link to it, or of the hub's cache. Guards against another function without a word, because a folder
+    somewhere above has the name."""
+    cache = repo_folder_name(repo_id="Owner/Tiny", repo_type="model")
+    for place, taken in (("Tiny", True), ("a/tiny", True), ("Owner--Tiny", True), (f"{cache}/snapshots/0a1b", True),
+                         ("Other--Tiny", False), (f"{cache}/checkpoint", False), ("Tiny/checkpoint", False),
+                         ("Tiny/snapshots/0a1b", False), ("NotTiny", False), ("Tiny-Base", False),
+                         (cache.replace("Owner", "Other") + "/snapshots/0a1b", False)):
+        (tmp_path / place).mkdir(parents=True, exist_ok=True)
+        assert is_base("Owner/Tiny", tmp_path / place) == taken, place
+    for name in ("Tiny", "tiny2"):
+        (tmp_path / "links" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "links" / name).symlink_to(tmp_path / "NotTiny")
+        assert is_base("Owner/Tiny", tmp_path / "links" / name) == (name == "Tiny")
+
+
+def test_adapters_in_other_formats_are_told_from_broken_ones(tmp_path):
+    """And what the sentence about pickled weights advises loads to the bit."""
+    peft, folder = of_peft("llama", tmp_path), tmp_path / "adapter"
+    folder.rename(tmp_path / "right")
+    peft.save_pretrained(folder, safe_serialization=False)
+    with pytest.raises(ValueError, match="adapter holds pickled weights: load it with PeftModel.from_pretrained of peft"):
+        ours(tmp_path)
+    base = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    PeftModel.from_pretrained(base, folder).save_pretrained(tmp_path / "again")
+    (folder / "adapter_model.bin").rename(folder / "adapters.safetensors")
+    (folder / "adapter_config.json").write_text('{"fine_tune_type": "lora", "lora_parameters": {"rank": 3}}')
+    with pytest.raises(ValueError, match="an adapter of mlx-lm: put it into its model"):
+        ours(tmp_path)
+    with pytest.raises(ValueError, match="adapters in folders of their own"):
+        ours(tmp_path, adapter=".")
+    again, right = (peft_tensors(ours(tmp_path, adapter=name)) for name in ("again", "right"))
+    assert all(torch.equal(x, right[name]) for name, x in again.items())
 
 
 # ------------------------------------------------------------------------------------------------- a whole run
