@@ -19,7 +19,7 @@ import torch
 
 from plumbing.launch import check_lengths, with_model
 from plumbing.policy import Policy
-from plumbing.progress import one_sentence
+from plumbing.progress import one_sentence, place
 from plumbing.task_file import load_heldout
 from rollout import draw_uniforms, generate_and_grade, prompted
 from settings import Settings
@@ -50,7 +50,7 @@ def read_puzzle(task: ModuleType, line: str) -> Any:
             task.check(puzzle)
         except ValueError as error:  # of a file, with what JSON's parser says
             said = str(error).rpartition("typed.jsonl, line 1: ")[2].removesuffix("; remove that row")
-            raise ValueError(re.sub(r"but .*?: line \d+ column .*", "but that is no JSON", said)) from None
+            raise ValueError(re.sub(r"but .*?: line \d+ column .*", "but that is no JSON", said)) from error
     return puzzle
 
 
@@ -78,7 +78,7 @@ def puzzles(policy: Policy, s: Settings) -> Iterator[Any]:
             print(policy.task.show(puzzle))
             yield puzzle
         except ValueError as error:
-            print(error)
+            print(f"{error}{place(error)}")
         except (EOFError, StopIteration):
             return
 

@@ -84,7 +84,7 @@ def load_function(name: str | None) -> Callable[[dict], object]:
         found = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(f"--on_step {name}: {error}; name module:function, such as tracking:log for `log` in a file "
-                         "tracking.py beside train.py") from None
+                         "tracking.py beside train.py") from error
     require(callable(found), f"--on_step {name}: {found!r:.50} is no function")
     return found
 

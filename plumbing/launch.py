@@ -124,7 +124,7 @@ def check_puzzles(policy: Any, drawn: list, heldout: list, s: Settings) -> None:
         try:
             policy.task.check(puzzle)
         except ValueError as error:
-            raise ValueError(f"{file}: {error}") from None
+            raise ValueError(f"{file}: {error}") from error
     check_lengths(policy, drawn + heldout, s)
 
 

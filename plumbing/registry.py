@@ -170,7 +170,7 @@ def same_elsewhere(flag: str, function: Callable, rows: Tensor, *drawn: Tensor) 
     except (AttributeError, KeyError):  # it reads what is not drawn here: the trial step has it
         return
     except (RuntimeError, IndexError) as error:  # such as shapes that don't fit each other
-        raise ValueError(f"{flag} fails on 3 responses to each of 2 puzzles: {error}".splitlines()[0]) from None
+        raise ValueError(f"{flag} fails on 3 responses to each of 2 puzzles: {error}".splitlines()[0]) from error
     require(not torch.equal(whole, again) or torch.allclose(part, whole[rows], rtol=1e-4, atol=1e-6),
             f"{flag} gives a response another number when others stand elsewhere: is a mean over the wrong axis?")
 

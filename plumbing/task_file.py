@@ -16,13 +16,15 @@ REQUIRED = ("load", "check", "prompt", "grade", "roles", "show")  # what countdo
 
 
 def load_task(name: str) -> ModuleType:
-    """The module of a task: NAME_task.py beside train.py or in tasks/, or a file, where `name` ends in .py.
-    FileNotFoundError or ValueError where there is none, or it lacks a function that every task has."""
+    """The module of a task: NAME_task.py beside train.py or in tasks/, or a file, where `name` ends in .py, which finds
+    modules beside it. FileNotFoundError or ValueError where there is none, or it lacks a function that every task has.
+    """
     dotted = [f"{name}_task", f"tasks.{name}_task"] if name.isidentifier() else []
     if name.endswith(".py"):
         if not Path(name).is_file():
             raise FileNotFoundError(f"there is no task file {name}")
-        spec = importlib.util.spec_from_file_location(Path(name).stem, name)
+        spec = importlib.util.spec_from_file_location(f"the task {Path(name).stem}", name)  # nobody imports that name
+        sys.path.append(str(Path(name).resolve().parent))  # last, so that math.py is nobody else's math
         module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # where dataclasses look for it
         spec.loader.exec_module(module)
     else:

@@ -40,7 +40,7 @@ def read_rows(file: Path, example: dict, make: Callable) -> list:
                 raise ValueError(f"it has no {lacking[0]}; its fields: {', '.join(map(repr, fields)) or 'none'}"[:200])
             found.append(make(*(fields[name] for name in example)))
         except ValueError as error:
-            raise ValueError(f"{file}, {place}: expected {json.dumps(example)}, but {error}") from None
+            raise ValueError(f"{file}, {place}: expected {json.dumps(example)}, but {error}") from error
     if not found:
         raise ValueError(f"{file} holds no puzzle")
     return found

@@ -1,8 +1,10 @@
 """The tasks of tasks/ against backtracking, a second parser and by hand."""
 import gzip
+import importlib
 import itertools
 import json
 import re
+import sys
 import shutil
 from fractions import Fraction
 from hashlib import sha256
@@ -38,6 +40,21 @@ def test_splits_are_apart_and_demonstrations_right_or_not(name, content):
     assert all(grade == {"answer": 1, "format": 1} for grade in right)
     assert all(grade["format"] == 1 for grade in guessed)
     assert np.mean([grade["answer"] for grade in guessed]) < 0.7
+
+
+@pytest.mark.parametrize("name", ["math", "random", "types", "json", "my-task"])
+def test_a_task_file_takes_no_module_s_place_and_finds_what_is_beside_it(name, tmp_path, monkeypatch):
+    """Guards against a file math.py that everybody gets who imports math, from then on."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    before = {**sys.modules}
+    (tmp_path / f"{name}.py").write_text(
+        "from __future__ import annotations\nfrom dataclasses import dataclass\n\nimport beside\nfrom tests.reverse_task "
+        "import *\n\n\n@dataclass\nclass Own:\n    x: int = beside.SEVEN\n\n\ndef own():\n    return Own()\n")
+    (tmp_path / "beside.py").write_text("import math\n\nSEVEN = math.floor(7.5)\n")
+    task = load_task(str(tmp_path / f"{name}.py"))
+    assert task.own().x == 7 and sys.modules.pop("beside").__file__ == str(tmp_path / "beside.py")
+    assert all(sys.modules[other] is module for other, module in before.items())
+    assert importlib.import_module("math").log(1) == 0 and name in {*before, "my-task"}
 
 
 SQUARE = "1234523451345124512351234"

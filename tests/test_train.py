@@ -2,6 +2,7 @@
 import copy
 import csv
 import functools
+import importlib
 import json
 import math
 import random
@@ -10,6 +11,7 @@ import shutil
 import sys
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -23,7 +25,7 @@ import countdown_task
 import start
 import train
 from countdown_task import generate_puzzles, split
-from grpo import ADVANTAGES, LOSS_NORMS, LOSSES, compare, update
+from grpo import ADVANTAGES, KL_GRADIENTS, LOSS_NORMS, LOSSES, SHAPINGS, compare, update
 from methods import MITIGATIONS
 from methods.heads import HEADS, Critic
 from mitigations import uniform
@@ -558,8 +560,32 @@ def test_what_cannot_work_is_refused_in_one_sentence(flags, said, tmp_path, monk
     if isinstance(flags, tuple):
         (function, value), flags = flags, []
         monkeypatch.setattr(countdown_task, function, value if function == "PARTS" else lambda *_, **__: value)
-    assert said in refusal(train, *TINY, *flags, "--out", tmp_path / "r")
-    assert not (tmp_path / "r").exists()
+    refused = refusal(train, *TINY, *flags, "--out", tmp_path / "r")
+    assert said in refused and not re.search(r"line \d+ of", refused) and not (tmp_path / "r").exists()
+
+
+BUGS = {"FileNotFoundError": "open('nowhere')", "JSONDecodeError": "json.loads('1 2')",
+        "ValueError": "raise ValueError('this')", "BrokenPipeError": "raise BrokenPipeError"}
+
+
+@pytest.mark.parametrize("kind, owner, name", [(kind, *place) for kind, place in zip(cycle(BUGS), [
+    *((countdown_task, name) for name in ("load", "prompt", "grade", "roles", "key", "show")),
+    (SHAPINGS, "none"), (ADVANTAGES, "grpo"), (LOSSES, "ppo"), (LOSS_NORMS, "token"), (KL_GRADIENTS, "k3"),
+    (MITIGATIONS, "ppo"), (HEADS, "critic"), (Critic, "read"), (Critic, "learn"), (None, "on_step")])])
+def test_an_error_in_somebody_s_function_has_its_place(kind, owner, name, tmp_path, monkeypatch, refusal):
+    """Whoever calls it, and whatever it raises: also what a library does, and a pipe that is not the terminal's."""
+    (tmp_path / "of_mine.py").write_text(f"import json\n\n\ndef broken(*_, **__):\n    {BUGS[kind]}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "of_mine", raising=False)
+    broken = importlib.import_module("of_mine").broken
+    if isinstance(owner, dict):
+        mine = replace(uniform, function=lambda batch: broken()) if owner is MITIGATIONS else broken
+        monkeypatch.setitem(owner, name, mine)
+    elif owner:
+        monkeypatch.setattr(owner, name, broken, raising=False)
+    flags = ["--mitigation", "ppo", "--kl", 1] if owner else ["--on_step", "of_mine:broken"]
+    assert f"({kind} in broken, line 5 of {tmp_path / 'of_mine.py'})" in refusal(train, *TINY, *flags, "--out",
+                                                                                 tmp_path / "r")
 
 
 def test_a_run_that_fails_ends_in_one_sentence(quick, tmp_path, monkeypatch, refusal):
