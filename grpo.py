@@ -33,7 +33,7 @@ How this file differs from the paper (DeepSeekMath, arXiv 2402.03300):
    takes the log-probs of the first update's own pass as pi_old, so its ratio is 1.
 4. Advantages are computed in float64, and are exactly 0 in a group whose rewards are all equal, so that the update
    leaves it out. A rounded mean would leave each response a little. (With --advantage step_mean the whole step is the
-   group.)
+   group; maxrl compares successes, and gdpo each part of the reward, which may differ where rewards are equal.)
 
 Run it:  python train.py --mitigation none
 """

@@ -68,7 +68,8 @@ class Queries:
     def reference_logprob(self) -> Tensor:
         """Log-prob (B, T) of each token under the reference model, 0 on padding."""
         if self.policy.reference is None:
-            raise ValueError('no reference model: add needs=("reference",) to the decorator of this credit function')
+            raise ValueError('no reference model: add needs=("reference",) to the decorator of this credit function, '
+                             "or the name of a shaping that asks for it, as kl does, to load_policy in start.py")
         return self.once("reference", lambda: self.read(logprobs, self.policy.reference))
 
     def logprob_without(self, rows: Tensor, hide: Tensor) -> Tensor:

@@ -2,8 +2,9 @@
 
 A task with `reply` (tasks/guess_task.py) answers a turn of the policy, which ends with an end token, until it has
 nothing more to say. An episode is `generate` of sampler.py called again, from the text so far with the reply behind it.
-Its columns are the *sampled* tokens alone, so every function of (B, T) tensors stays true. Replies stand beside them:
-before[i][t] has the tokens that response i read before it sampled the token of column t.
+Its columns are the *sampled* tokens alone, so a function of (B, T) tensors stays true if it doesn't ask whether two
+responses have read the same: an environment that draws its replies may tell them different things. Replies stand beside
+the columns: before[i][t] has the tokens that response i read before it sampled the token of column t.
 
 How this differs from a usual rollout in turns: nothing is kept between turns. The next one reads the whole text again,
 which costs a forward pass over it. So no cache needs to know of replies.

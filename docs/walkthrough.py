@@ -196,7 +196,7 @@ def updates(w, tokens, mask, old, credit):
         change = {name: m[name] / (1 - 0.9**k) / (np.sqrt(v[name] / (1 - 0.999**k)) + 1e-8) for name in w}
         w = {name: x - LR * change[name] for name, x in w.items()}
         yield f"update {k}: new weights", """AdamW moves each weight against its mean gradient, over the root of the
-            mean squared one: at first by the learning rate, however small the gradient.""", w
+            mean squared one: at first by about the learning rate, unless its gradient is as small as 1e-8.""", w
         times_as_probable.append(np.exp((response_logprobs(w, tokens, mask)[0] - old).sum(1)))
     yield "times as probable", """After one update, and after two, the right response is this many times as probable as
         before: more than 1, and the wrong one less.""", np.array(times_as_probable)

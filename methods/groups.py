@@ -28,10 +28,16 @@ def prefix_tree(batch: TokenBatch) -> Tensor:
 def same_prefix(batch: TokenBatch) -> Tensor:
     """1 at [q, i, j, t] where responses i and j to puzzle q begin with the same tokens 0 to t, else 0: (Q, G, G, T).
 
-    A response shares every prefix with itself. From the end of the shorter response on, the entry is 0.
+    They have also read the same replies before these: an environment may draw them. A response shares every prefix with
+    itself. From the end of the shorter response on, the entry is 0.
     """
-    tokens, mask = by_group(batch, batch.tokens), by_group(batch, batch.mask)  # (Q, G, T) each
-    same = (tokens[:, :, None] == tokens[:, None]) & mask[:, :, None] & mask[:, None]  # (Q, G, G, T)
+    numbers, reply = {(): 0}, torch.zeros_like(batch.tokens)  # of each text; (B, T) the one read before a token
+    for row, before in zip(reply, batch.before):
+        for t, said in before.items():
+            row[t] = numbers.setdefault(tuple(said), len(numbers))
+    tokens, reply, mask = (by_group(batch, x) for x in (batch.tokens, reply, batch.mask))  # (Q, G, T) each
+    same = (tokens[:, :, None] == tokens[:, None]) & (reply[:, :, None] == reply[:, None])  # (Q, G, G, T)
+    same &= mask[:, :, None] & mask[:, None]
     return same.int().cumprod(-1)
 
 

@@ -17,7 +17,7 @@ from tasks.text import fingerprint
 
 def seed_of(purpose: str, *numbers: int | str) -> int:
     """The seed of a generator of random numbers, from its purpose, such as "order", and numbers, such as --seed and the
-    epoch. All generators of a run have theirs from here, so no two draw the same."""
+    epoch: another purpose or number draws others. (The first weights of all heads are those of seed 0.)"""
     return fingerprint(f"{purpose} {numbers}") >> 1  # 63 of its 64 bits, which torch takes
 
 

@@ -67,6 +67,17 @@ def test_advantage_by_the_textbook(estimator):
         check_advantages(estimator, torch.full((Q * G,), offset), G)
 
 
+@pytest.mark.parametrize("estimator, parts", [*((name, [0.6] * 4) for name in grpo.ADVANTAGES),
+                                              *((name, [1, 0, 0.6, 0.8]) for name in grpo.ADVANTAGES)])
+def test_equal_rewards_have_no_advantage_unless_what_is_compared_differs(estimator, parts):
+    """Parts that add up to the same reward differ, and so do successes: of these maxrl and gdpo make advantages."""
+    first = torch.tensor(parts, dtype=torch.float64)  # (4,)
+    reward = torch.full((4,), 1.1, dtype=torch.float64)
+    batch = make_batch([1] * 4, [0.0] * 4, reward=reward, success=first.float(), weights={"a": 1.0, "b": 0.5},
+                       grades={"a": first, "b": 2 * (reward - first)})
+    assert grpo.compare(batch, estimator).any() == (estimator in ("maxrl", "gdpo") and len({*parts}) > 1)
+
+
 def test_shaped_rewards_by_hand_leave_the_graded_one():
     """Guards against a punishment that begins elsewhere, a KL of the wrong sign, padding or response, and a reward that
     is shaped in the logs, or not where it is compared."""

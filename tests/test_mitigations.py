@@ -403,7 +403,8 @@ def test_removing_a_part_changes_the_reward_where_the_grader_looks():
 
 
 def test_an_entropy_bonus_has_the_gradient_of_the_entropy():
-    """Summed over all tokens that may be drawn. Guards against a missing baseline, and another number in the log."""
+    """Summed over all tokens that may be drawn. Guards against a missing baseline, and another number in the log. In a
+    later update it is the gradient of the cross entropy with the policy that sampled."""
     logits = torch.randn(1, 9, dtype=torch.float64, requires_grad=True)
     logprob = logits.log_softmax(1)  # (1, 9) of each token that may be drawn
     p, entropy = logprob.exp().detach(), -(logprob.exp() * logprob).sum(1)  # (1, 9), (1,)
@@ -413,6 +414,10 @@ def test_an_entropy_bonus_has_the_gradient_of_the_entropy():
     torch.testing.assert_close(found, 0.5 * torch.autograd.grad(entropy.sum(), logits)[0])
     assert (p * credit).sum() == pytest.approx(2)  # the mean credit stays the advantage
     torch.testing.assert_close(batch.log["bonus"], credit - 2)
+    moved = (2 * logits).log_softmax(1)  # (1, 9) in a later update, whose ratio is exp(moved - logprob)
+    found, = torch.autograd.grad((p * (moved - logprob.detach()).exp() * credit).sum(), logits, retain_graph=True)
+    crossed = -(moved.exp() * logprob.detach()).sum(1)  # (1,)
+    torch.testing.assert_close(found, 0.5 * torch.autograd.grad(crossed.sum(), logits)[0])
 
 
 def double_sum(rewards, values, gae_lambda, gamma=1.0):
@@ -470,20 +475,24 @@ def test_vineppo_cuts_before_every_fifth_uncertain_token():
 # ----------------------------------------------------------------------------------------------- methods/: groups, ktae
 
 
-@pytest.mark.parametrize("G", [2, 5])
-def test_prefix_tree_and_tempo_by_loops(G):
-    """Guards against tokens compared one by one, with another group, beyond an end, or without the response itself."""
+@pytest.mark.parametrize("G, drawn", [(2, False), (5, False), (8, True)])
+def test_prefix_tree_and_tempo_by_loops(G, drawn):
+    """Guards against tokens compared one by one, with another group, beyond an end, or without the response itself, and
+    against drawn replies that are taken for the same. An empty one is none."""
     torch.manual_seed(G)
     rewards, lengths, shared, moved = torch.rand(2, G), torch.randint(1, 7, (2 * G,)).tolist(), [], []
     rows, r = [torch.randint(2, (n,)).tolist() for n in lengths], rewards.flatten().tolist()
+    before = tuple({t: [[], [7], [7, 7]][torch.randint(3, ())] for t in range(1, n, 2) if drawn} for n in lengths)
+    read = [[(said.get(t, []), token) for t, token in enumerate(row)] for said, row in zip(before, rows)]
     A, std = ADVANTAGES["grpo"](rewards, rewards).flatten().tolist(), (rewards.std(1, correction=0) + 1e-4).tolist()
     for i, row in enumerate(rows):
         group = range(i // G * G, i // G * G + G)
-        behind = [[r[j] for j in group if rows[j][:t] == row[:t]] for t in range(len(row) + 1)]
+        behind = [[r[j] for j in group if read[j][:t] == read[i][:t]] for t in range(len(row) + 1)]
         V = [statistics.fmean(x) for x in behind]  # tempo in the paper's form is (r - mean + V(s') - V(s)) / std
         shared.append([A[i] / len(x) for x in behind[1:]])
         moved.append([(r[i] - V[0] + b - a) / std[i // G] for a, b in zip(V, V[1:])])
-    batch = make_batch(lengths, A, [i // G for i in range(2 * G)], tokens=grid(rows, padding=1))  # 1 is a token, too
+    batch = make_batch(lengths, A, [i // G for i in range(2 * G)], tokens=grid(rows, padding=1),  # 1 is a token, too
+                       before=before)
     check(groups.prefix_tree(batch), shared)
     check(groups.tempo(batch), moved, 1e-4)
 

@@ -19,7 +19,7 @@ from methods import MITIGATIONS
 from methods.heads import Critic
 from methods.oracle import oracle
 from methods.values import vineppo
-from plumbing.policy import Policy
+from plumbing.policy import Policy, seed_of
 from plumbing.task_file import graded
 from rollout import draw_uniforms, generate_and_grade, prompted
 from sampler import generate, logprobs, read_responses
@@ -61,6 +61,13 @@ def reward_by_hash(text, puzzle):
 def hashed(policy):
     """The bundled model and a task whose grades are hashes."""
     return policy._replace(task=SimpleNamespace(**vars(countdown_task) | {"grade": graded_by_hash, "PARTS": PARTS}))
+
+
+def test_another_purpose_or_number_is_another_seed():
+    """Guards against (1, 11) that reads like (11, 1): puzzles that share their random numbers."""
+    words = [*itertools.product(("order", "sampling", "1"), (0, 1, 11, "1"), (1, 11, 111, "evaluation"))]
+    words += [(purpose, number) for purpose in ("order", "order 1", "order, 1") for number in (1, 11, "1")]
+    assert len({seed_of(*row) for row in words}) == len(words) == 57
 
 
 def test_random_numbers_of_a_puzzle_depend_on_nothing_else():
@@ -153,6 +160,15 @@ def test_queries_read_each_response_as_if_it_were_alone(policy, random_model):
     assert batch.ask.logprob_without(rows[:0], hide[:0]).shape == hide[:0].shape
     for found in (batch.ask.hidden, batch.ask.attention, batch.ask.reference_logprob, without):
         assert not found.requires_grad
+
+
+def test_a_query_without_its_model_says_who_may_ask_for_it(policy):
+    """Guards against a shaping that is told to mend a credit function's decorator, which it has not."""
+    ask = step_batch(policy, 1, 2, 4).ask
+    with pytest.raises(ValueError, match=r'add needs=\("critic",\) to the decorator'):
+        ask.head("critic")
+    with pytest.raises(ValueError, match=r'needs=\("reference",\) to the decorator .* shaping .* in start.py'):
+        ask.reference_logprob
 
 
 def test_what_a_head_says_on_padding_does_not_count(policy):

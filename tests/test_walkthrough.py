@@ -83,6 +83,8 @@ def test_every_number_is_that_of_the_code():
         np.testing.assert_allclose(flat(WALKED[name]), value, rtol=0, atol=2e-6, err_msg=name)
     assert (WALKED["update 1: ratio"] == 1).all() and not WALKED["update 1: clipped"].any()
     assert 0 < WALKED["update 2: clipped"].sum() < 12
+    first = flat(WALKED["update 1: new weights"]) - flat(WALKED["weights"])  # moved by about the learning rate
+    assert by_hand.LR * 0.99 < abs(first).min() and abs(first).max() <= by_hand.LR * (1 + 1e-9)
     right, wrong = WALKED["times as probable"].T
     assert 1 < right[0] < right[1] and 1 > wrong[0] > wrong[1]
 
