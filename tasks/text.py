@@ -15,8 +15,14 @@ ROLES = ("filler", "reasoning", "structure")  # the original work's words: reaso
 ANSWER, END_ANSWER, END_THINK = "<answer>", "</answer>", "</think>"
 TAGS = ("<think>", END_THINK, ANSWER, END_ANSWER)
 FULL_FORMAT = re.compile(r"(?s)(.*)</think>\n<answer>(.*)</answer>")
-LATEX = re.compile(r"\\(?:boxed|[fmh]box|text|(?:text|math)?(?:rm|bf|it|sf|tt)|emph|underline|left|right|displaystyle"
-                   r"|q?quad)(?![A-Za-z])|\\[()\[\],;:! ]|\\(?=[$%#&])")
+LATEX = re.compile(r"""(?x)\\(?:boxed|(?:[fmh]|frame)box|ensuremath|text|emph|em|underline|bold(?:symbol|math)?|bm|pmb
+    |(?:text|math)?(?:rm|bf|it|sf|tt|sl|sc|up|md|normal)|(?:rm|sf|tt)family|(?:bf|md)series|(?:it|sl|sc|up)shape
+    |normalfont|tiny|(?:script|footnote|normal)size|small|large|Large|LARGE|huge|Huge
+    |(?:display|text|script|scriptscript)style|left|right|[bB]igg?[lrm]?|q?quad|(?:thin|med|thick|en)space|hfill
+    |noindent|centering)(?![A-Za-z])|\\(?:text)?color\s*\{[A-Za-z]+\}|\\[()\[\],;:! ]|\\(?=[$%#&])""")
+# The square at the end of a proof, not the gap in `7 + \square`.
+CLOSING = re.compile(r"(?:(?<=[^\W_])|(?<=[.!)}\]$`])|(?<=[\w.)}$]\*\*))\s*"
+                     r"(?:\\(?:qed|qedsymbol|square|blacksquare|Box)|[∎■□◻◼])(?=[\s.$)}\]*`]*\Z)")
 FRACTION = re.compile(r"\\[cdt]?frac\s*(\{[^{}]*\}|[0-9])\s*(\{[^{}]*\}|[0-9])")  # \frac{1}{2}, \dfrac12
 SENTENCE_END = re.compile(r"[.!?](?=[\s<])|\n(?!<)")  # not the dot in 2.5, not the line break before a tag
 
@@ -89,7 +95,7 @@ def graded_answer(response: str) -> str:
 
 def without_latex(text: str) -> str:
     r"""A text without the LaTeX that only changes how it looks: `\boxed{7}` becomes ` {7}`; a dash becomes `-`."""
-    text = LATEX.sub(lambda command: " " if len(command[0]) > 1 else "", text)
+    text = CLOSING.sub("", LATEX.sub(lambda command: " " if len(command[0]) > 1 else "", text))
     return text.replace("\u2212", "-").replace("\u2013", "-")
 
 

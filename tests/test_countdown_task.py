@@ -138,6 +138,8 @@ def test_prompts_are_chatml_for_a_chat_model_and_plain_for_any_other():
     (r"\(4 \times \left(5-3\right)\)", 1), ("4 \u00d7 (5 \u2212 3)", 1), ("4 x (5 - 3)", 1), ("(5-3)\u00b74", 1),
     ("4\u22c5(5-3)", 1), ("[5 - 3] * 4", 1), ("**4*(5-3)**", 1), ("`4*(5-3)`", 1), (r"$\boxed{4*(5-3)}$", 1),
     ("4 *\r\n(5\u00a0- 3)", 1), ("4*(5-3).", 1), ("**4*(5-3).**", 1), ("4 * (5 \u2013 3)", 1),
+    (r"\large \boldsymbol{4\,*\,\big(5-3\big)} \qed", 1), (r"$\textnormal{4*(5-3)} \quad \square$", 1),
+    (r"4*(5-3)*\square", 0), (r"4*(5-3) - \Box", 0), (r"4*(5\large 3)", 0),
     (r"\fbox{4\,*\,(5-3)}", 1), ("(-3+5)*4", 1), ("4.0*(5-3)", 0), ("4*(5-3) = 8", 0), ("**4*(5-3)", 0),
     ("**4*(5-3)/1", 0), ("4x(5-3)", 0), (r"4\boxed{}*(5-3)", 0), ("\uff14*(5-3)", 0), ("4*(5-3)" + " " * 250, 0)]])
 def test_an_expression_in_the_notation_of_a_chat_model(text, answer, numbers, target):
