@@ -23,7 +23,7 @@ from plumbing import report
 from plumbing.comparison import NO_DIFFERENCE, Group, Run, by_content, comparison_warnings, group_runs, labels, run_method
 from plumbing.files import read_json
 from plumbing.flags import new_parser
-from plumbing.metrics import COLUMNS, own_columns
+from plumbing.metrics import COLUMNS, own_columns, share_interval, share_text
 from plumbing.progress import fail, follow, one_sentence
 from plumbing.report import PALETTE, Estimate, Table, pm, ratio, t_estimate
 from plumbing.runs import heldout, is_finished, read_config, read_credit, read_metrics
@@ -77,16 +77,16 @@ def position_bins(log: dict, count: int) -> list[tuple[str, np.ndarray]]:
 
 def learning_table(metrics: dict) -> Table:
     """A row per step if there are at most ten, else for 0, 1, 10, 50, 100 (the original's) and the last."""
-    success, error = metrics["heldout_success"], 1.96 * metrics["heldout_stderr"]
+    success, error = metrics["heldout_success"], metrics["heldout_stderr"]
     last, first = len(success) - 1, int(np.isnan(success[0]))  # all that step 0 has
     steps = [step for step in range(first, last + 1) if last <= 10 or step in (0, 1, 10, 50, 100, last)]
     columns = {"step": [*map(str, steps)],
                **{name: [pm(metrics[name][i], np.nan, digits) for i in steps] for name, digits in LEARNED.items()},
                **{name: [f"{x:.4g}" * bool(np.isfinite(x)) for x in metrics[name][steps]]
                   for name in further_columns(metrics) if name not in LEARNED},
-               "held-out success": [pm(success[i], error[i]) for i in steps]}
+               "held-out success": [share_text(success[i], error[i], ".3f") for i in steps]}
     columns = {name: cells for name, cells in columns.items() if any(cells)}
-    return Table("How it learned", "Means over a step's responses; held-out success after it, ± half of its 95% "
+    return Table("How it learned", "Means over a step's responses; held-out success after it, with its 95% "
                  "interval over puzzles. metrics.csv has every step.", [*columns], [*map(list, zip(*columns.values()))])
 
 
@@ -326,6 +326,7 @@ def draw_methods(groups: list[Group], file: Path) -> None:
     for i, group in enumerate(groups):
         look = {"color": PALETTE[i % len(PALETTE)], "linestyle": ("-", "--", ":", "-.")[i // len(PALETTE) % 4]}
         label = textwrap.fill(method_name(group.label), 100, max_lines=1, placeholder=" …")
+        label = " " * label.startswith("_") + label  # matplotlib leaves out of a legend what begins with _
         for axis, name in zip(axes, curves):
             draw_curve(axis, group, name, 0.25 if len(groups) < 4 else 0.1, label=label, marker="os^D"[i % 4], **look)
         mean, _, high, _ = zip(*(estimate(group, name) for name in SIZES[:2]))  # (2,) each
@@ -333,7 +334,8 @@ def draw_methods(groups: list[Group], file: Path) -> None:
                  yerr=np.subtract(high, mean), **look)
     if single := len(rows) == 1 and "heldout_success" in curves:
         steps, success, error = heldout(rows[0]["metrics"])
-        axes[0].errorbar(steps, success, 1.96 * error, fmt="none", color=PALETTE[0], capsize=3)
+        ends = np.array([*map(share_interval, success, error)])  # (n, 2)
+        axes[0].errorbar(steps, success, np.abs(ends.T - success), fmt="none", color=PALETTE[0], capsize=3)
     for axis, title in zip((*axes, bars), (*curves.values(), "Contribution")):
         axis.set(title=title, xlabel="step", ylim=(min(0, axis.dataLim.ymin), 1.05 * max(0, axis.dataLim.ymax) or 1))
         axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)

@@ -7,7 +7,7 @@ from typing import Callable
 import numpy as np
 
 from plumbing.files import require
-from plumbing.report import Estimate, pm
+from plumbing.report import Estimate, pm, varies
 
 RESAMPLES = 2000  # of the bootstrap
 
@@ -23,21 +23,23 @@ def resampled(Q: int) -> np.ndarray:
 
 
 def bootstrap(statistic: Callable[[np.ndarray], np.ndarray], by_puzzle: np.ndarray) -> Estimate:
-    """The statistic of the total of sums (Q, k), with the 95% percentile interval over resampled puzzles."""
+    """The statistic of the total of sums (Q, k), with the 95% percentile interval over resampled puzzles, if they
+    vary."""
     if not len(by_puzzle):
         return Estimate(float("nan"))
     draws = resampled(len(by_puzzle)) @ by_puzzle  # (RESAMPLES, k)
     with np.errstate(invalid="ignore", divide="ignore"):
         (value,), found = statistic(by_puzzle.sum(0)[None]), statistic(draws)
     found = found[np.isfinite(found)]  # a resample may leave it undefined
-    return Estimate(float(value), *np.percentile(found, (2.5, 97.5))) if np.isfinite(value) else Estimate(float("nan"))
+    ends = np.percentile(found, (2.5, 97.5)) if varies(found) else ()
+    return Estimate(float(value), *ends) if np.isfinite(value) else Estimate(float("nan"))
 
 
 def jackknife(statistic: Callable[[np.ndarray], float], n: int) -> Estimate:
-    """statistic(use (n,) bool) of all n puzzles or batches, ± 1.96 of its jackknife error."""
+    """statistic(use (n,) bool) of all n puzzles or batches, ± 1.96 of its jackknife error, if they vary."""
     parts = np.array([statistic(np.arange(n) != i) for i in range(n)])
     value = statistic(np.ones(n, bool))
-    error = np.sqrt((n - 1) / n * ((parts - parts.mean()) ** 2).sum())
+    error = np.sqrt((n - 1) / n * ((parts - parts.mean()) ** 2).sum()) if varies(parts) else np.nan
     return Estimate(value, value - 1.96 * error, value + 1.96 * error)
 
 

@@ -4,7 +4,7 @@ import math
 import numpy as np
 import pytest
 
-from lab.statistics import RESAMPLES, bootstrap, cell, correlate, holm, read_cell, resampled, share, sums
+from lab.statistics import RESAMPLES, bootstrap, cell, correlate, holm, jackknife, read_cell, resampled, share, sums
 from plumbing.report import Estimate, pm
 
 
@@ -23,6 +23,9 @@ def test_the_bootstrap_draws_whole_puzzles():
     (low_r, low), (high_r, high) = np.percentile(found, (2.5, 97.5), axis=0)
     assert list(correlate(x, y, puzzle)[:3]) == pytest.approx([np.corrcoef(x, y)[0, 1], low_r, high_r])
     assert list(bootstrap(share, sums(puzzle, x, y))[:3]) == pytest.approx([x.sum() / y.sum(), low, high])
+    for one in bootstrap(share, sums(0 * puzzle, x, y)), bootstrap(share, sums(puzzle, 2 * y, y)):  # a puzzle; a share
+        assert math.isfinite(one.value) and all(map(math.isnan, one[1:]))  # no interval from no spread
+    assert math.isnan(jackknife(lambda use: 0.1, 5).high)
     for flat in (0 * x + 0.1, x), (x, 0 * x + 0.1):
         assert math.isnan(correlate(*flat, puzzle).value)
 

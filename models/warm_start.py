@@ -32,7 +32,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from grpo import update
 from plumbing.flags import new_parser
-from plumbing.metrics import standard_error
+from plumbing.metrics import share_text, standard_error
 from plumbing.optimizer import Optimizer
 from plumbing.policy import Policy
 from plumbing.progress import clock, one_sentence
@@ -209,8 +209,8 @@ def report(folder: Path, task: ModuleType, count: int = 1024) -> None:
         success, format = (np.array([grade[name] for grade in grades]) for name in ("answer", "format"))
         best = evaluate(policy, puzzles[:256], 8, Settings()).max(1)
         length = samples.mask.sum(1).float().mean()
-        print(f"| {name} | {len(puzzles):,} | {success.mean():.1%} ± {1.96 * standard_error(success):.1%} "
-              f"| {best.mean():.1%} ± {1.96 * standard_error(best):.1%} | {format.mean():.1%} | {length:.1f} |",
+        print(f"| {name} | {len(puzzles):,} | {share_text(success.mean(), standard_error(success), '.1%')} "
+              f"| {share_text(best.mean(), standard_error(best), '.1%')} | {format.mean():.1%} | {length:.1f} |",
               flush=True)
 
 

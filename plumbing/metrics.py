@@ -2,6 +2,7 @@
 
 docs/running.md explains each column.
 """
+import math
 import time
 from collections import Counter
 from decimal import Decimal
@@ -89,16 +90,41 @@ def line_of(row: dict, steps: int, seconds_left: float) -> str:
 
 
 def heldout_text(row: dict) -> str:
-    """Held-out success and half of its 95% interval, where it was measured."""
+    """Held-out success and its 95% interval, where it was measured."""
     if "heldout_success" not in row:
         return ""
-    error = row["heldout_stderr"]  # NaN for a single puzzle
-    return f"  held-out {row['heldout_success']:.1%}" + ("" if np.isnan(error) else f" ± {1.96 * error:.1%}")
+    return f"  held-out {share_text(row['heldout_success'], row['heldout_stderr'], '.1%')}"
 
 
 def standard_error(values: np.ndarray) -> float:
-    """Standard error of the mean of independent values; NaN for a single one."""
-    return float(values.std(ddof=1) / len(values) ** 0.5) if len(values) > 1 else float("nan")
+    """Standard error of the mean of n independent values from 0 to 1; NaN for a single one. Of equal ones it is
+    1.96 / (n + 1.96^2), not 0: from 0, 1.96 of it reach as far as Wilson's interval of 0 of n."""
+    if (n := len(values)) < 2:
+        return float("nan")
+    return float(values.std(ddof=1) / n**0.5) if np.ptp(values) else 1.96 / (n + 1.96**2)
+
+
+def share_interval(share: float, error: float) -> tuple[float, float]:
+    """The 95% interval of a share with this `standard_error`, NaN without one: share ± 1.96 error; but Wilson's (1927)
+    where fewer than ten of the n values are 1, or fewer than ten 0. It has each q with |share - q| below 1.96 standard
+    deviations of such a share of true value q, 1.96 sqrt(q (1 - q) / n)."""
+    if not error > 0:  # older runs have an error of 0 where all values are equal
+        return float("nan"), float("nan")
+    z = 1.96
+    n = share * (1 - share) / error**2 + 1 if 0 < share < 1 else z / error - z**2
+    if n * min(share, 1 - share) > 9.5:  # n is not exact
+        return share - z * error, share + z * error
+    middle, half = share + z**2 / (2 * n), z * math.sqrt(share * (1 - share) / n + (z / (2 * n)) ** 2)
+    low, high = (middle - half) / (1 + z**2 / n), (middle + half) / (1 + z**2 / n)
+    return low if share > 0 else 0.0, high if share < 1 else 1.0  # without rounding
+
+
+def share_text(share: float, error: float, form: str) -> str:
+    """A share and its interval, such as `50.4% ± 4.3%` or, lopsided, `0.0% (0.0% to 49.0%)`; empty for NaN."""
+    low, high = share_interval(share, error)
+    below, above = f"{share - low:{form}}", f"{high - share:{form}}"
+    interval = f" ± {above}" if below == above else f" ({low:{form}} to {high:{form}})"
+    return "" if math.isnan(share) else f"{share:{form}}" + interval * (not math.isnan(low))
 
 
 @torch.no_grad()

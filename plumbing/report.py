@@ -38,15 +38,22 @@ def ratio(a: float, b: float) -> float:
     return a / b if b else float("nan")
 
 
+def varies(values: np.ndarray) -> bool:
+    """Whether values (n,) differ by more than rounding. Those that don't, tell nothing of an error: no interval."""
+    return len(values) > 0 and bool(np.ptp(values) > 1e-12 * np.abs(values).max())
+
+
 def clustered_mean(values: np.ndarray, cluster: np.ndarray) -> tuple[float, float]:
     """Mean of values (N,) and half of its 95% interval, where values of the same cluster (N,) are correlated. With sums
     s_c and sizes n_c of C clusters: mean = sum s / sum n, half = 1.96 sqrt(C / (C - 1) * sum (s_c - mean n_c)^2)
-    / sum n. Both are NaN without values, half also for C = 1."""
+    / sum n. Both are NaN without values, half also where clusters have the same mean, as for C = 1."""
     sums, sizes = np.bincount(cluster, values), np.bincount(cluster)  # (C,) each
     n, count = sizes.sum(), (sizes > 0).sum()
     mean = ratio(sums.sum(), n)
-    spread = ratio(((sums - mean * sizes) ** 2).sum() * count, count - 1)
-    return float(mean), float(ratio(1.96 * np.sqrt(spread), n))
+    if not varies(sums[sizes > 0] / sizes[sizes > 0]):
+        return float(mean), float("nan")
+    spread = ((sums - mean * sizes) ** 2).sum() * count / (count - 1)
+    return float(mean), float(1.96 * np.sqrt(spread) / n)
 
 
 def student(freedom: float) -> tuple[np.ndarray, np.ndarray]:
@@ -59,15 +66,13 @@ def student(freedom: float) -> tuple[np.ndarray, np.ndarray]:
 
 def t_estimate(*samples: np.ndarray) -> Estimate:
     """The mean of a sample (n,) of independent values, such as one per seed, or that minus the mean of a second one;
-    with its 95% interval and its p. With v = var / n of each, t = value / sqrt(sum v) has about (sum v)^2 / sum(v^2 /
-    (n - 1)) degrees of freedom: Welch (1947), for samples that differ in variance."""
+    with its 95% interval and its p, if values vary. With v = var / n of each, t = value / sqrt(sum v) has about (sum
+    v)^2 / sum(v^2 / (n - 1)) degrees of freedom: Welch (1947), for samples that differ in variance."""
     counts = [len(x) for x in samples]
     value = float(np.subtract.reduce([np.mean(x) for x in samples])) if all(counts) else float("nan")
-    if min(counts) < 2:
+    if min(counts) < 2 or not any(map(varies, samples)):
         return Estimate(value)
     v = [np.var(x, ddof=1) / len(x) for x in samples]
-    if sum(v) == 0:
-        return Estimate(value, value, value, float(value == 0))
     freedom, error = sum(v) ** 2 / sum(part**2 / (n - 1) for part, n in zip(v, counts)), math.sqrt(sum(v))
     t, further = student(freedom)
     half = float(np.interp(-0.05, -further, t)) * error

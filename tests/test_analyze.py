@@ -97,6 +97,9 @@ def test_clustered_mean_by_hand():
     residuals = [4 - 2 * 4.8, 5 - 4.8, 15 - 2 * 4.8]
     assert mean == pytest.approx(4.8)
     assert half == pytest.approx(1.96 * math.sqrt(3 / 2 * sum(r * r for r in residuals)) / 5)
+    for alike in [0.0, 0, 0, 0, 0], [0.1] * 5, [1, 3, 2, 4, 0]:  # clusters (x, x), (x), (x, x) of equal means
+        mean, half = report.clustered_mean(np.array(alike), np.array([0, 0, 1, 2, 2]))
+        assert mean == pytest.approx(np.mean(alike)) and math.isnan(half)
     mean, half = report.clustered_mean(np.array([1.0, 3]), np.array([4, 4]))
     assert mean == 2 and math.isnan(half)  # a single cluster has no error
     assert all(map(math.isnan, report.clustered_mean(np.array([]), np.array([], int))))
@@ -128,7 +131,9 @@ def test_means_and_their_differences_by_hand():
     for single in (x[:1],), (x, y[:1]):
         assert math.isfinite(report.t_estimate(*single).value) and math.isnan(report.t_estimate(*single).high)
     assert all(math.isnan(report.t_estimate(*none).value) for none in ((x[:0],), (x, y[:0])))
-    assert report.t_estimate(np.ones(3), np.zeros(2)).p == 0
+    for equal in (np.full(3, 0.1), np.full(3, 0.7)), (np.full(3, 0.1),), (np.zeros(2), np.zeros(4)):  # 0.1 has a var
+        assert all(map(math.isnan, report.t_estimate(*equal)[1:]))
+    assert report.t_estimate(np.full(3, 0.1), y).p < 0.05  # one of them varies
 
 
 def test_t_statistics_by_the_textbook():
@@ -162,10 +167,11 @@ def test_rows_of_the_steps_that_the_documents_print(run):
     assert [x.tolist() for x in runs.heldout(metrics)] == [[0, 2], [0.25, 0.75], [0.05, 0.15]]
     table = analyze.learning_table(metrics)
     assert [row[0] for row in table.rows] == ["0", "1", "2"]
+    # With an error of 0.05 a quarter is 19 of 76, enough for ± 1.96 errors; with 0.15 three quarters are 7 of 28 / 3.
     assert row_of(table, "0")["held-out success"] == "0.250 ± 0.098" and row_of(table, "0")["reward"] == ""
     assert row_of(table, "2") == {"step": "2", "reward": "0.500", "success": "0.500", "format": "0.50",
                                   "length": "0.5", "entropy": "0.500", "grad_norm": "0.500",
-                                  "zero_variance_groups": "0", "held-out success": "0.750 ± 0.294"}
+                                  "zero_variance_groups": "0", "held-out success": "0.750 (0.432 to 0.922)"}
     few = analyze.learning_table({name: np.arange(11.0) for name in COLUMNS})
     assert [row[0] for row in few.rows] == [f"{n}" for n in range(11)]
     table = analyze.learning_table({name: np.arange(124.0) for name in COLUMNS})
@@ -213,9 +219,10 @@ def test_the_table_of_a_credit_functions_own_numbers(run, tokenizer):
     change_log(run, "mine", lambda _: np.array([3, 2, 3, 4, 5, 7]) * np.float32(1e-4))
     write_metrics(run)
     table = credit_table(run, tokenizer, "Your own numbers")
-    # Two puzzles whose sums differ by d = 2 (filler), 0 and -2: half = 1.96 sqrt(2 * 2 * (d / 2)^2) / tokens
+    # Two puzzles whose sums differ by d = 2 (filler), 0 and -2: half = 1.96 sqrt(2 * 2 * (d / 2)^2) / tokens;
+    # but two equal means, as of d = 0, tell nothing of an error.
     assert table.header == ["", "all", "filler", "reasoning", "structure"] and table.rows == [
-        ["mine", "0.0004 ± 0", "0.00025 ± 9.8e-05", "0.00045 ± 0", "0.0005 ± 9.8e-05"]]
+        ["mine", "0.0004", "0.00025 ± 9.8e-05", "0.00045", "0.0005 ± 9.8e-05"]]
     write_log(run, 2, factor=2)
     write_metrics(run)
     with pytest.raises(ValueError, match="step-000002.npz has no mine"):
@@ -380,7 +387,7 @@ def test_methods_are_compared_over_seeds(run, call):
     none, m = rows["none"], rows["m"]
     assert list(rows) == ["none", "m"] and (none["seeds"], m["seeds"]) == ("2", "2")
     assert not any(said in text for said in ("nothing can be concluded", "not comparable", "left out"))
-    assert none["start"] == "0.250 ± 0.000" and none["end"] == "0.800 ± 0.635"  # 12.706 * 0.05
+    assert none["start"] == "0.250" and none["end"] == "0.800 ± 0.635"  # 12.706 * 0.05
     assert none["pass@16"] == m["pass@16"] == ""  # one seed of two was measured
     assert number(m["area"]) == 0.425  # of straight lines from 0.25 to 0.5 and 0.7, over the whole time
     half = report.t_estimate(np.array([0.5, 0.7]), np.array([0.75, 0.85])).high + 0.2
@@ -391,7 +398,7 @@ def test_methods_are_compared_over_seeds(run, call):
         [0.6, 1.5 * 1, 1.5 * 1.0625, 1 / 1.0625], abs=6e-4)
     assert number(m["gradient, reasoning size"]) == pytest.approx(1.5 * 0.34375, abs=6e-4)
     assert [m[name] for name in ("gradient norm", "its spread", "seconds a step")] == [
-        "0.500 ± 0.000", "0.000 ± 0.000", "0.500 ± 0.000"]
+        "0.500", "0.000", "0.500"]
     assert (run.parent / "comparison" / "table.md").read_text() in text
     assert (run.parent / "comparison" / "learning.png").read_bytes().startswith(b"\x89PNG")
 
@@ -477,6 +484,8 @@ def test_the_picture_of_methods_shows_means_and_intervals(tmp_path, figures, rec
     lines = figures[1].axes[0].lines
     assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == len(lines) == 5
     assert [line.get_label() for line in lines] == [*"abc", "d …", "e …"]
+    analyze.draw_methods([group("_own", {0: 0.5, 1: 0.6}), group("a", {0: 0.5, 1: 0.7})], tmp_path / "own.png")
+    assert [text.get_text().strip() for text in figures.pop().legends[0].get_texts()] == ["_own", "a"]
     analyze.draw_methods([group("none", {0: 0.5})], tmp_path / "c.png")
     [(low, high)] = figures[2].axes[0].collections[-1].get_segments()[-1:]
     assert (low[1], high[1]) == pytest.approx((0.5 - 1.96 * 0.05, 0.5 + 1.96 * 0.05))  # over puzzles

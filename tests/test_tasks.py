@@ -179,8 +179,8 @@ def test_commas_separate_thousands_or_nothing():
     (Fraction(3, 2), ["1\u00a01/2", "1\\frac{1}{2}", "1\u00bd"]),
     (None, ["none", "3 + 4 = 7", "12 apples and 3 pears", "seven or 8", "1 234", "7^2", "1/0", "x-7", "5 k",
             "1e999999999", "1_000", "!= 7", "\\sqrt{4}", "1/2/3", ",5", "1 1/2.5", "1 2/2", "1\\boxed2",
-            "1\u200b2", "\uff14\uff12", "7\u0338", "7 + \\square", "7 * \\square", "7_\\square", "\\square 7", "1\\large2",
-            "\\overline{7}", "\\bigcirc 7", "7" * 101, "0" * 10**6 + "42"]),
+            "1\u200b2", "\uff14\uff12", "7\u0338", "7 + \\square", "7 * \\square", "7_\\square", "\\square 7",
+            "1\\large2", "\\overline{7}", "\\bigcirc 7", "7" * 101, "0" * 10**6 + "42"]),
     # A part, a power, a function, a product or a multiple of 7; a bound; no answer.
     (None, ["a quarter of 7", "a third of 7", "7 tenths", "7 feet and an inch", "7 squared", "7 to the power of x",
             "square root of 7", "the inverse of the 7", "log 7", "f(7)", "x_7", "7 pi", "x*7", "7 M", "$7m", "7 crore",
