@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from plumbing.files import check_fields, checksum, read_json, replace_file, require, write_json
+from plumbing.launch import MODELS
 from plumbing.metrics import COLUMNS, own_columns, write_credit_log
 from plumbing.model_folder import files_beside
 from plumbing.processes import first_alone, gather, leads
@@ -268,9 +269,12 @@ def check_same(run: Path, state: dict, asked: dict, inputs: dict) -> None:
         same = (lambda x, y: bool(x) == bool(y)) if name in PATHS else operator.eq
         require(same(before[name], asked.get(name)), f"{run / STATE} was written with {name}={before[name]}, but "
                 f"config.json says {asked.get(name)}: put back the one of them that you replaced")
+    # What the bundled models of earlier versions had not, but ended in the same tokens.
+    later = {folder / "generation_config.json" for folder in MODELS.resolve().iterdir()}
     for name in inputs:
-        require(inputs[name] in config["inputs"].values(), f"{name} is not what {run} began with: put that back, say "
-                f"where it is with --{', --'.join(PATHS)}, or start a new run")
+        require(inputs[name] in config["inputs"].values() or Path(name).resolve() in later,
+                f"{name} is not what {run} began with: put that back, say where it is "
+                f"with --{', --'.join(PATHS)}, or start a new run")
 
 
 def check_logs(run: Path, state: dict, logged: set[str]) -> dict[str, np.ndarray]:

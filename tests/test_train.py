@@ -468,6 +468,7 @@ def test_what_a_run_rests_on_may_move(quick, tmp_path, monkeypatch, capsys, refu
         assert said in refusal(train, "--resume", there / folder, "--steps", 4, flag, value)
     config = read_json(there / "bundled" / "config.json")
     config["settings"]["model"] = "/another/clone/models/countdown-tiny"
+    del config["inputs"][str(BUNDLED / "generation_config.json")]  # as of an earlier version, without that file
     (there / "bundled" / "config.json").write_text(json.dumps(config))
     run("--resume", there / "bundled", "--steps", 2)
     assert read_json(there / "bundled" / "config.json")["settings"]["model"] == str(BUNDLED)
