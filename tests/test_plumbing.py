@@ -113,7 +113,13 @@ def test_the_settings_of_a_run_are_those_of_its_continuation_and_defaults_of_ano
     (["--mitigation", "tempi"], "did you mean tempo"), (["--mitigation", "GRPO"], "none --advantage grpo?"),
     (["--steps", 1.5], "--steps"),
     (["--step", 1], "takes no --step: did you mean --steps?"),  # no abbreviations
-    (["--output_dir=x"], "docs/trl.md"), (["ppo"], "takes no ppo"), (["--max-new-tokens=9"], "mean --max_new_tokens?"),
+    *(([word], said) for word, said in (
+        ("--num_iterations=4", "that is --updates_per_batch here, see docs/trl.md"), ("--output_dir=x", "is --out here"),
+        ("--beta=0.1", "that is --kl with --kl_gradient unbiased here"), ("--num-generations=8", "that is --answers here"),
+        ("--local-rank=0", "that has no equal here"), ("actor_rollout_ref.rollout.n=8", "that is --answers here"),
+        ("rollout.temperature=1", "mean --temperature?"), ("--n=8", "takes no --n=8: --help lists all flags"),
+        ("--logging_steps=5", "takes no --logging_steps=5: --help lists"), ("--aswers=8", "mean --answers?"))),
+    (["ppo"], "takes no ppo"), (["--max-new-tokens=9"], "mean --max_new_tokens?"),
     (["--skip_unfinished", "yes"], "true or false"), (["--loss_norm", "mean"], "token"),
     (["--mitigation", "vineppo", "--k", 10**26], "--k must be"), (["--mitigation", "gtpo", "--a1", "nan"], "--a1"),
     (["--mitigation", "gtpo", "--normalize", "none"], "takes no --normalize"),
