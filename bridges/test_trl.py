@@ -1,5 +1,6 @@
 """CreditTrainer beside TRL's own trainer, and beside ours on the same responses. Oracles: TRL, hand computation."""
 import math
+import os
 import shlex
 import subprocess
 import sys
@@ -16,17 +17,18 @@ from peft import LoraConfig
 from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
 
 import countdown_task
-from bridges.foreign import TASK
+from bridges.foreign import FACTS, TASK, find_credit
 from bridges.trl import CreditTrainer
 from grpo import compare, shape_reward, update
 from methods import MITIGATIONS, ORDER
 from mitigations import uniform
-from plumbing.launch import BUNDLED
+from plumbing.launch import BUNDLED, MODELS
 from plumbing.registry import assign_credit
 from queries import Queries
 from qwen2_model import save_model, to_checkpoint
 from rollout import rollout
 from start import load_policy, parse_flags
+from tests.plain import plain_logprobs
 
 ROOT = Path(__file__).parents[1]
 Q, G, LIMIT = 6, 4, 60
@@ -41,7 +43,7 @@ def grader(name):
     return part
 
 
-def make(cls, folder, config=None, model=BUNDLED, dtype=torch.float32, **options):
+def make(cls, folder, config=None, model=BUNDLED, dtype=torch.float32, tokenizer=BUNDLED, **options):
     """A trainer on the bundled model, with Countdown."""
     usual = dict(output_dir=str(folder), max_steps=3, per_device_train_batch_size=8, num_generations=G, use_cpu=True,
                  max_completion_length=40, bf16=False, learning_rate=2e-3, report_to=[], save_strategy="no", seed=3,
@@ -49,7 +51,7 @@ def make(cls, folder, config=None, model=BUNDLED, dtype=torch.float32, **options
     rows = [{"prompt": "".join(countdown_task.prompt(puzzle, False)), "n": i} for i, puzzle in enumerate(PUZZLES)]
     return cls(Qwen2ForCausalLM.from_pretrained(model, dtype=dtype), [grader("answer"), grader("format")],
                trl.GRPOConfig(**usual | (config or {})), **{"train_dataset": datasets.Dataset.from_list(rows)} | options,
-               processing_class=PreTrainedTokenizerFast.from_pretrained(BUNDLED))
+               processing_class=PreTrainedTokenizerFast.from_pretrained(tokenizer))
 
 
 def trained(cls, folder, config=None, **options):
@@ -99,7 +101,7 @@ def sample(folder, words=""):
     policy = policy._replace(reference=reference)
     batch = rollout(policy, policy.task.load("train", Q), s, 1)
     batch.ask = Queries(policy, batch, s, 1)
-    return batch, policy, s
+    return batch, policy
 
 
 @pytest.fixture(scope="module")
@@ -109,11 +111,10 @@ def sampled(tmp_path_factory):
 
 def given(batch, monkeypatch):
     """Let TRL have our responses instead of its own: the rows that are this process's. Returns the reward functions."""
-    whole = [[(x, 0) for t in range(n + 1) for x in ()] for n in batch.mask.sum(1).tolist()]
-    for i, (row, said) in enumerate(zip(batch.tokens, batch.before)):
-        tokens = row[batch.mask[i]].tolist()
-        for t in range(len(tokens) + 1):
-            whole[i] += [(token, 0) for token in said.get(t, ())] + [(token, 1) for token in tokens[t : t + 1]]
+    whole = [[] for _ in batch.before]  # B, of pairs: a token, and whether it was sampled
+    for pairs, row, mask, said in zip(whole, batch.tokens, batch.mask, batch.before):
+        for t, token in enumerate(row[mask].tolist()):
+            pairs += [(x, 0) for x in said.get(t, ())] + [(token, 1)]
     now = []
 
     def generate(self, prompts):
@@ -143,7 +144,8 @@ def on_ours(folder, batch, monkeypatch, config=None, **options):
             Qwen2ForCausalLM.from_pretrained(folder / "reference", dtype=torch.float64).state_dict())
     trainer.model.train()
     trainer.current_gradient_accumulation_steps = 1
-    return trainer, trainer._generate_and_score_completions([{"prompt": str(i // G)} for i in range(Q * G)])
+    n, k = Q * G // trainer.accelerator.num_processes, trainer.accelerator.process_index
+    return trainer, trainer._generate_and_score_completions([{"prompt": str(i // G)} for i in range(k * n, (k + 1) * n)])
 
 
 def ours(batch, policy, words):
@@ -163,22 +165,27 @@ def cosine_and_norm(a, b):
     return (a @ b / a.norm() / b.norm()).item(), (a.norm() / b.norm()).item()
 
 
-METHODS = ["none", "curious --bonus 0.1", "outcome_conditional", "token_type --filler 0.2", "inverse_logprob",
-           "advantage_reweighting", "entropy_weighted", "entropy_ratio", "entropy_masking", "prefix_tree", "tempo",
-           "optimal_baseline", "ktae", "reward_decomposition --weights 0.1,0.3,1", "first_error", "process_reward",
-           "dpo", "random", "inverted", "shuffled", "share", "positives", "expert_iteration", "regrade_ablation --tokens"]
+# What each of them looks at that must be read by the model: nothing, or one of foreign.FACTS.
+METHODS = {
+    "none": "", "curious --bonus 0.1": "entropy", "outcome_conditional": "", "token_type --filler 0.2": "",
+    "inverse_logprob": "logprob", "advantage_reweighting": "logprob", "entropy_weighted": "entropy",
+    "entropy_ratio": "entropy", "entropy_masking": "entropy", "prefix_tree": "", "tempo": "", "ktae": "",
+    "optimal_baseline": "logit_grad", "reward_decomposition --weights 0.1,0.3,1": "", "first_error": "",
+    "process_reward": "", "dpo": "logprob", "random": "", "inverted": "entropy", "shuffled": "entropy", "share": "",
+    "positives": "", "expert_iteration": "", "regrade_ablation --tokens": ""}
 
 
 @pytest.mark.parametrize("words", METHODS)
 def test_the_first_gradient_is_ours(words, sampled, monkeypatch):
-    """Guards against another column, advantage, role or log-prob than train.py's, and another weight in the loss."""
-    folder, batch, policy, _ = sampled
+    """Guards against another column, advantage, role or log-prob than train.py's, another weight in the loss, and a
+    pass over the batch for nothing."""
+    folder, batch, policy = sampled
     puzzle = lambda row: batch.puzzles[int(row["prompt"])]
     task = SimpleNamespace(**vars(TASK) | dict(
         calculations=lambda text, row: countdown_task.calculations(text, puzzle(row)), PARTS=countdown_task.PARTS,
         grade=lambda text, row, *_: countdown_task.grade(text, puzzle(row))))
-    name, *_ = words.split()
     _, hyper_parameters, *_ = parse_flags(["--mitigation", *words.split()])
+    name = words.split()[0]
     trainer, inputs = on_ours(folder, batch, monkeypatch, {"beta": 1e-12} if name == "dpo" else {}, advantage="grpo",
                               credit=partial(MITIGATIONS[name], **hyper_parameters), success="answer", format="format",
                               task=task)
@@ -188,3 +195,207 @@ def test_the_first_gradient_is_ours(words, sampled, monkeypatch):
                                atol=1e-4, rtol=1e-4)
     found = cosine_and_norm(gradient, {name: w.grad for name, w in trainer.model.named_parameters()})
     assert found == pytest.approx((1, 1), abs=2e-5)
+    assert not {METHODS[words]} - {"", *vars(trainer.batch)}
+    assert bool(METHODS[words]) == any(fact in vars(trainer.batch) for fact in FACTS)
+
+
+def test_the_norm_with_trl_s_own_advantage(sampled, monkeypatch):
+    """TRL's deviation is the unbiased one: ours is larger by sqrt(G / (G - 1))."""
+    folder, batch, policy = sampled
+    trainer, inputs = on_ours(folder, batch, monkeypatch, credit="entropy_ratio")
+    trainer.compute_loss(trainer.model, inputs).backward()
+    found = cosine_and_norm(ours(batch, policy, "--mitigation entropy_ratio")[1],
+                            {name: w.grad for name, w in trainer.model.named_parameters()})
+    assert found == pytest.approx((1, math.sqrt(G / (G - 1))), abs=3e-4)
+
+
+def test_every_credit_function_runs_or_is_refused_by_name(sampled):
+    """Guards against one that fails after minutes of sampling; those of several turns are below."""
+    run = {words.split()[0] for words in METHODS} | {"gtpo", "turn_mean", "turn_baseline"}
+    for name in ORDER:
+        if name not in run:
+            with pytest.raises(ValueError, match=f"{name} needs .*, which TRL does not tell: .*train.py --mitigation"):
+                find_credit(name, TASK, {"reference"}, "TRL")
+
+
+@pytest.mark.parametrize("options, said", [
+    (dict(credit="entropy_ratio", config=dict(importance_sampling_level="sequence")), "the mean of their credit"),
+    (dict(credit="vineppo"), "vineppo needs continuations"), (dict(credit="dpo"), "set its beta"),
+    (dict(credit="entropyratio"), "there is no credit function 'entropyratio'"), (dict(success="zzz"), "'zzz', but answer"),
+    (dict(credit=partial(MITIGATIONS["curious"], bonuss=1.0)), "curious takes no bonuss"), (dict(advantage="z"), "'z' is"),
+    (dict(credit=lambda batch: batch.mask / 0), "step 1, credit function <lambda>: .*without NaN"),
+    (dict(credit=lambda batch: batch.ask.hidden), "batch.ask.hidden is not told by this trainer")])
+def test_what_cannot_work_is_one_sentence(options, said, tmp_path):
+    with pytest.raises(ValueError, match=said):
+        make(CreditTrainer, tmp_path, **options).train()
+
+
+# ------------------------------------------------------------------------------------------- TRL's loss
+
+
+def by_hand(kind, c, now, old, mask, sequence):
+    """The gradient of minus TRL's loss at log p (B, T) `now`, from credit c (B, T); clips and caps by the settings."""
+    L, change = mask.sum(1, keepdim=True), (now - old) * mask
+    share = {"grpo": mask / (len(mask) * L), "sapo": mask / (len(mask) * L), "luspo": mask / len(mask),
+             "dr_grpo": mask / (len(mask) * 40)}.get(kind, mask / mask.sum())
+    if sequence:  # of the ratio of the whole response, which is the same for all its tokens: so is the gradient
+        return (change.sum(1, keepdim=True) / L).exp() * (c * share).sum(1, keepdim=True) * mask / L
+    ratio, total = (now - old).exp(), change.sum(1, keepdim=True)
+    half = ((ratio - 1) * torch.where(c > 0, 1.0, 1.05)).sigmoid()
+    k, scale = torch.where(c >= 0, 2.0, 3.0), torch.where(c >= 0, 3.0, 2.0)
+    stopped = (c > 0) & (ratio > 1.2) | (c < 0) & (ratio < 0.8)
+    return share * c * {"cispo": ratio.clamp(max=0.2), "sapo": 4 * half * (1 - half) * ratio,
+                        "vespo": (scale + k * total - scale * total.exp()).exp()}.get(kind, ratio * ~stopped)
+
+
+@pytest.mark.parametrize("kind, sequence", [
+    *((kind, False) for kind in ("dapo", "bnpo", "grpo", "dr_grpo", "cispo", "sapo", "vespo", "luspo")),
+    *((kind, True) for kind in ("dapo", "bnpo", "grpo", "dr_grpo", "luspo"))])
+def test_what_trl_makes_of_a_credit(kind, sequence, tmp_path):
+    """A random (B, T). With `sequence` its gradient is that of the mean credit, which is why that is refused: the day
+    TRL gives each token its own, this fails."""
+    level = "sequence" if sequence else "token"
+    trainer = make(trl.GRPOTrainer, tmp_path, dict(loss_type=kind, importance_sampling_level=level))
+    generator = torch.Generator().manual_seed(0)
+    draw = lambda: torch.randn(4, 12, generator=generator).double()
+    mask = (torch.arange(12) < torch.tensor([[12], [5], [8], [3]])).double()  # (4, 12)
+    c, old = draw() * mask, -draw().abs()
+    now = (old + (0.05 if sequence else 0.25) * draw()).requires_grad_()  # 0.05: nothing is clipped
+    trainer._get_per_token_logps_and_entropies = lambda *_, **__: (now, torch.ones_like(now), None)
+    trainer.current_gradient_accumulation_steps, ones = 1, torch.ones(4, 12, dtype=torch.long)
+    inputs = dict(prompt_ids=ones, prompt_mask=ones, completion_ids=ones, completion_mask=mask.long(), advantages=c,
+                  num_items_in_batch=mask.sum(), old_per_token_logps=old)
+    trainer._compute_loss(trainer.model, inputs).backward()
+    torch.testing.assert_close(-now.grad, by_hand(kind, c, now.detach(), old, mask, sequence))
+
+
+# ------------------------------------------------------------------------------------------- where it runs
+
+
+def test_credit_stays_with_its_token(sampled, monkeypatch):
+    """Shuffled, and split into six: a token's credit, which is its id, comes back at the token."""
+    folder, batch, *_ = sampled
+    trainer, _ = on_ours(folder, batch, monkeypatch, dict(per_device_train_batch_size=4, steps_per_generation=6),
+                         credit=lambda batch: batch.tokens * batch.mask)
+    for trainer._step in range(6):
+        inputs = trainer._prepare_inputs([{"prompt": str(i // G)} for i in range(Q * G)])
+        assert torch.equal(inputs["advantages"], (inputs["completion_ids"] * inputs["completion_mask"]).float())
+        assert len(inputs["advantages"]) == 4
+
+
+@pytest.mark.parametrize("config, own, asked", [
+    ({}, 0, 1), (dict(num_iterations=2), 1, 1), (dict(mask_truncated_completions=True, num_iterations=2), 1, 2)])
+def test_passes(config, own, asked, sampled, monkeypatch):
+    """How often a batch is read: by TRL itself, and where a function looks at the entropy."""
+    folder, batch, *_ = sampled
+    for credit, expected in (("none", own), ("token_type", own), ("entropy_ratio", asked)):
+        trainer, _ = on_ours(folder, batch, monkeypatch, config, credit=credit)
+        passes, forward = [], trainer.model.model.forward
+        trainer.model.model.forward = lambda *a, **k: (passes.append(1), forward(*a, **k))[1]
+        trainer._generate_and_score_completions([{"prompt": str(i // G)} for i in range(Q * G)])
+        assert len(passes) == expected
+
+
+@pytest.mark.parametrize("config", [{}, dict(num_iterations=2), dict(beta=0.1), dict(beta=0.1, num_iterations=2)], ids=str)
+def test_log_p_is_the_adapter_s(config, sampled, monkeypatch):
+    """With LoRA the reference is the same model without its adapter. Against transformers."""
+    folder, batch, *_ = sampled
+    adapter = LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False)
+    trainer, _ = on_ours(folder, batch, monkeypatch, config, credit="entropy_ratio", peft_config=adapter)
+    whole = trainer.accelerator.unwrap_model(trainer.model).eval()
+    with torch.no_grad():
+        expected = plain_logprobs(lambda row: whole(row).logits, [batch.prompts[q] for q in batch.group], batch.tokens,
+                                  batch.mask)
+    assert (expected - batch.logprob).abs().max() > 0.1
+    torch.testing.assert_close(trainer.batch.logprob, expected.float(), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["none", "entropy_ratio", "turn_mean", "turn_baseline"])
+def test_what_tools_say_is_no_token(name, tmp_path, monkeypatch):
+    """Our episodes of the guessing game, as TRL has tool results."""
+    batch, policy = sample(tmp_path, "--task guess")
+    assert sum(map(len, batch.before)) > Q
+    trainer, inputs = on_ours(tmp_path, batch, monkeypatch, credit=name, advantage="grpo", success="answer",
+                              tokenizer=MODELS / "guess-tiny")
+    for field in ("tokens", "mask", "role"):
+        assert torch.equal(getattr(trainer.batch, field), getattr(batch, field))
+    for field in ("before", "text", "spans"):
+        assert getattr(trainer.batch, field) == getattr(batch, field)
+    credit, paid = ours(batch, policy, f"--task guess --mitigation {name}")[0], inputs["advantages"]
+    mine = (inputs["completion_mask"] * inputs["tool_mask"]).bool()  # (B, C)
+    assert not paid[~mine].any() and mine.sum() == batch.mask.sum() < mine.numel()
+    torch.testing.assert_close(paid[mine], credit[batch.mask].float(), atol=1e-4, rtol=1e-4)
+
+
+def test_several_processes_give_the_same_credit(tmp_path):
+    """Groups span them. Two steps of entropy_ratio: its credit to the bit, and the weights, as far as sums agree."""
+    found = []
+    for n in (1, 2, 4):
+        words = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={n}",
+                 "-m", "bridges.test_trl", tmp_path / f"{n}.pt"]
+        subprocess.run(words, check=True, env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"})
+        found.append(torch.load(tmp_path / f"{n}.pt"))
+    (credit, weights), *others = found
+    for other, moved in others:
+        assert torch.equal(credit, other) and credit.any()
+        assert max((weight - moved[name]).abs().max() for name, weight in weights.items()) < 2e-6
+
+
+def worker(file):
+    """What one of the processes does."""
+    folder = file.parent / os.environ["WORLD_SIZE"] / os.environ["RANK"]
+    folder.mkdir(parents=True)
+    batch, patch, size = sample(folder)[0], pytest.MonkeyPatch(), Q * G // int(os.environ["WORLD_SIZE"])
+    trainer, _ = on_ours(folder, batch, patch, dict(per_device_train_batch_size=size, max_steps=2,
+                         learning_rate=1e-3), credit="entropy_ratio")
+    credit = MITIGATIONS["entropy_ratio"](trainer.batch)  # (B, T)
+    trainer.train()
+    if os.environ["RANK"] == "0":
+        torch.save((credit, {name: w.detach() for name, w in trainer.model.named_parameters()}), file)
+
+
+def test_a_script_may_have_our_names(tmp_path):
+    """A script grpo.py beside a rollout.py and a folder tasks, started elsewhere: each finds his own modules."""
+    (tmp_path / "his" / "tasks").mkdir(parents=True)
+    for name in ("rollout", "sampler"):
+        (tmp_path / "his" / f"{name}.py").write_text("HIS = True")
+    (tmp_path / "his" / "tasks" / "mine.py").write_text("HIS = True")
+    script = tmp_path / "his" / "grpo.py"
+    script.write_text(f"""import rollout
+from bridges.trl import CreditTrainer, reweighting
+from datasets import Dataset
+from trl import GRPOConfig
+import sampler, tasks.mine, mitigations
+@reweighting
+def early(batch, power: float = 0.5):
+    assert batch.text
+    return batch.mask.cumsum(1).clamp(min=1) ** -power
+CreditTrainer({str(BUNDLED)!r}, lambda completions, **_: [float(len(text)) for text in completions], credit="early",
+              args=GRPOConfig({str(tmp_path)!r}, max_steps=1, per_device_train_batch_size=4, num_generations=2,
+                              max_completion_length=8, use_cpu=True, bf16=False, report_to=[], save_strategy="no"),
+              train_dataset=Dataset.from_list([dict(prompt="Use 3 and 4.")] * 8)).train()
+assert rollout.HIS and sampler.HIS and tasks.mine.HIS and mitigations.reweighting is reweighting
+""")
+    subprocess.run([sys.executable, script], check=True, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)})
+
+
+@pytest.mark.parametrize("config", [dict(eval_strategy="steps", eval_steps=1), dict(num_iterations=2)], ids=str)
+def test_evaluation_and_resuming_are_trl_s(config, tmp_path):
+    """Three steps, resumed after the first: weights and logs are those of TRL's trainer."""
+    found = []
+    for cls in (trl.GRPOTrainer, CreditTrainer):
+        config = config | dict(save_strategy="steps", save_steps=1)
+        rows = datasets.Dataset.from_list([{"prompt": f"Make {n} from 3, 4 and 5.", "n": n} for n in range(2)])
+        trainer = make(cls, tmp_path / cls.__name__, config, eval_dataset=rows)
+        trainer.train()
+        again = make(cls, tmp_path / cls.__name__, config, eval_dataset=rows)
+        again.train(resume_from_checkpoint=str(tmp_path / cls.__name__ / "checkpoint-1"))
+        found.append([dict(t.model.named_parameters()) for t in (trainer, again)]
+                     + [[row.get("eval_reward") for row in again.state.log_history]])
+    for theirs, mine in zip(found[0][:2], found[1][:2]):
+        assert all(torch.equal(weight, mine[name]) for name, weight in theirs.items())
+    assert found[0][2] == found[1][2] and any(x is not None for x in found[0][2]) == ("eval_steps" in config)
+
+
+if __name__ == "__main__":
+    worker(Path(sys.argv[1]))
