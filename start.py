@@ -16,6 +16,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Callable
 
 import torch
+from torch import Tensor
 
 from grpo import ADVANTAGES, KL_GRADIENTS, LOSS_NORMS, LOSSES, SHAPINGS, compare, shape_reward, update
 from lora import add_adapters, load_adapters, merged, save_adapters
@@ -36,7 +37,7 @@ from plumbing.task_file import load_puzzles, load_task, read_weights
 from plumbing.tokenizer import Tokenizer
 from qwen2_model import Qwen2, load_model, save_model
 from queries import Queries
-from rollout import draw_puzzles, rollout
+from rollout import TokenBatch, draw_puzzles, rollout
 from settings import Settings
 from turns import reply
 
@@ -65,8 +66,8 @@ def start(arguments: list[str], usage: str) -> tuple:
              "the list of puzzles": "\n".join(puzzle.id for puzzle in training + heldout),
              f"the credit function {s.mitigation}": inspect.getsource(method.function)}
     # What changes from step to step, by its name in state.pt. (The optimizer's state includes the model's weights.)
-    learners = {"optimizer": optimizer, **policy.heads,
-                **{f"{name}_adamw": head.optimizer for name, head in policy.heads.items()}}
+    learners = {"optimizer": optimizer, **policy.heads, **{
+        f"{name}_adamw": head.optimizer for name, head in policy.heads.items() if hasattr(head, "optimizer")}}
     writer = Writer(folder, s, hyper_parameters, learners, partial(save_policy, policy, s), load_function(on_step), own)
     done, row = writer.open(fixed, columns, bool(resume))
     differences |= {"arithmetic": s.arithmetic} if s.arithmetic != s.dtype else {}
@@ -80,7 +81,8 @@ def try_step(policy: Policy, optimizer: Optimizer, puzzles: list, s: Settings,
              mitigation: Callable) -> tuple[dict, set[str]]:
     """Try a small step, of three short responses to each of two puzzles, so that a mistake in somebody's own function
     is seen before the run begins. Returns its columns of metrics.csv, and the names in batch.log. It leaves no trace:
-    no weight moves, copies of the heads learn, and random numbers are drawn as if nothing had been."""
+    no weight moves, copies of the heads learn, random numbers are drawn as if nothing had been, and no function may
+    remember it."""
     s = replace(s, questions=2, answers=3, max_new_tokens=min(8, s.max_new_tokens), updates_per_batch=1)
     policy = policy._replace(heads=copy.deepcopy(policy.heads))
     # An optimizer whose step clips the gradient and returns its norm, but moves no weight.
@@ -94,12 +96,41 @@ def try_step(policy: Policy, optimizer: Optimizer, puzzles: list, s: Settings,
             ends, tokens = policy.tokenizer.end_tokens, batch.tokens[0][batch.mask[0]].tolist()
             reply(policy, puzzles[0], [*takewhile(lambda token: token not in ends, tokens), ends[0]])
         check_pure(s.mitigation, batch, lambda: assign_credit(batch, mitigation, s))
+        check_memory(batch, s, mitigation)
         # Credit 1, so that no response is left out. A run that only evaluates need not have room for gradients.
         row = update(policy, still, batch, batch.mask.float(), s) if s.steps else {}
         add_step_columns(row, 0, batch, time.perf_counter())
     for weight in optimizer.master.values():  # the weights that AdamW moves, which have the gradients
         weight.grad = None
     return row, {*batch.log}
+
+
+def check_memory(batch: TokenBatch, s: Settings, mitigation: Callable) -> None:
+    """ValueError where one of the run's functions, asked about a trial's batch, about another, and about the first again
+    with the same random numbers, does not answer as before: it remembers something."""
+    for flag in ("shaping", "advantage", "mitigation", "loss", "kl_gradient"):
+        answers = []
+        for seed in (0, 1, 0):
+            with as_if_nothing_was_drawn(batch.reward.device):
+                answers.append(ask(flag, batch, s, mitigation, seed).clone())
+        require(torch.allclose(answers[0], answers[2], rtol=1e-5, atol=1e-8, equal_nan=True),
+                f"--{flag} {getattr(s, flag)} gives another answer to the same question: what it remembers, or a "
+                "generator of its own, would be lost on --resume. A head keeps it: see docs/extend.md")
+
+
+def ask(flag: str, batch: TokenBatch, s: Settings, mitigation: Callable, seed: int) -> Tensor:
+    """What the function of a flag answers for a batch with other rewards: most of a trial's short responses earn none.
+    """
+    reward = torch.rand(len(batch.reward), dtype=torch.float64, generator=torch.Generator().manual_seed(seed))  # (B,)
+    drawn = replace(batch, reward=reward.to(batch.reward))
+    drawn.success = (drawn.reward > drawn.reward.median()).float()
+    drawn.grades = batch.grades | {"reward": drawn.reward, "answer": drawn.success.double()}
+    drawn.advantage = compare(drawn, s.advantage)
+    p, old, credit = batch.logprob, batch.logprob - drawn.reward[:, None].float(), drawn.advantage[:, None] * batch.mask
+    return {"shaping": lambda: shape_reward(drawn, s), "advantage": lambda: drawn.advantage,
+            "mitigation": lambda: assign_credit(drawn, mitigation, s),
+            "loss": lambda: LOSSES[s.loss](p, old, credit, batch.mask, s)[0],
+            "kl_gradient": lambda: KL_GRADIENTS[s.kl_gradient](p, old, p)}[flag]()
 
 
 def prepare(s: Settings, hyper_parameters: dict) -> tuple[Policy, list, list]:

@@ -11,9 +11,10 @@ The process critic, for `ppo_process`, predicts how many true calculations follo
 `learned_importance`, shares points 1 and 3. It predicts a response's success from all its tokens together, and learns
 how much to look at each of them.
 
-A head is an nn.Module made from the hidden size, with an `optimizer`, `read(hidden, mask) -> (B, T)`, asked for as
-batch.ask.head(name), and `learn(batch)`, called after the credit of a step is known, which may return columns of
-metrics.csv: numbers, or None, by name. To add one, write it here and name it in HEADS. A credit function that needs it
+A head is an nn.Module made from the hidden size, with `read(hidden, mask) -> (B, T)`, asked for as
+batch.ask.head(name); `learn(batch)`, called after the credit of a step is known, which may return columns of
+metrics.csv: numbers, or None, by name; and an `optimizer`, if it needs one. What it remembers is in parameters and
+buffers. To add one, write it here and name it in HEADS. A credit function that needs it
 says so in its decorator: needs=("critic",).
 """
 from functools import partial

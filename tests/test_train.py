@@ -259,7 +259,7 @@ def test_every_method_trains_on_what_it_needs_and_its_trial_leaves_no_trace(name
     both = torch.nn.ModuleList((policy.model, *policy.heads.values()))
     before = copy.deepcopy(both.state_dict())
     row, logged = start.try_step(mine, optimizer, GENERATE(4096, "train"), s, noisy)
-    assert drawn == [noise()]
+    assert drawn == [noise(), *drawn[1:2] * 3]  # asked again, it draws the same numbers
     assert logged == ({"bonus"} if name == "curious" else set())
     assert row["grad_norm"] > 0 and ("critic_loss" in row) == ("critic" in needs)
     assert all(torch.equal(x, before[key]) for key, x in both.state_dict().items())
@@ -295,8 +295,8 @@ def test_values_come_before_the_critic_learns_from_their_rewards(quick, tmp_path
     monkeypatch.setattr(Queries, "head", lambda *args: (seen.append(values(*args)), seen[-1])[1])
     monkeypatch.setattr(countdown_task, "grade", lambda *_: {"answer": 1, "format": 0})
     run(*TINY, "--mitigation", "ppo", "--steps", 2, "--lr", 0, "--reward_weights", "answer=-1", "--out", tmp_path / "r")
-    in_trial, first, second = seen
-    assert not in_trial.any() and not first.any() and second.sum() < 0
+    *in_trial, first, second = seen
+    assert not torch.cat(in_trial).any() and not first.any() and second.sum() < 0
     folder = tmp_path / "r" / "checkpoint"
     inner, file = (folder / part / "critic.safetensors" for part in ("heads", ""))
     # Loaders that read every file of weights in a folder find those of the model alone.
@@ -348,7 +348,23 @@ def test_columns_of_a_head_a_loss_and_a_grade(quick, tmp_path, monkeypatch, refu
 ANOTHER = "gives a response another number when others stand elsewhere"
 
 
+def remembering(function):
+    """`function` with state: its answers less the running mean of their sizes; of a loss, times a count."""
+    sizes = []
+
+    def changed(*given):
+        found = function(*given)
+        sizes.append(found[0] if isinstance(found, tuple) else found.abs().mean())
+        return (len(sizes) * found[0], *found[1:]) if isinstance(found, tuple) else found - sum(sizes) / len(sizes)
+    return changed
+
+
 @pytest.mark.parametrize("place, name, stand_in, said", [
+    *((place, name, remembering(place[name]), f"--{flag} {name} gives another answer to the same question")
+      for flag, place, name in (
+          ("shaping", SHAPINGS, "overlong"), ("advantage", ADVANTAGES, "rloo"), ("mitigation", MITIGATIONS, "none"),
+          ("loss", LOSSES, "ppo"), ("kl_gradient", KL_GRADIENTS, "k3"))),
+    (ADVANTAGES, "grpo", lambda r, s: r + np.random.default_rng().random(), "a generator of its own"),
     (MITIGATIONS, "none", lambda batch: batch.grades["letters"][:, None],
      "batch.grades has no letters: the grade of this task returns answer, format, reward"),
     (ADVANTAGES, "grpo", lambda r, s: r - r.mean(1), "--advantage grpo fails on 3 responses to each of 2 puzzles"),
@@ -378,10 +394,38 @@ def test_a_mistake_is_seen_before_the_run_begins(place, name, stand_in, said, ev
     guards against a mean over the wrong axis, which equal rewards and a square step hide."""
     patch = monkeypatch.setitem if isinstance(place, dict) else monkeypatch.setattr
     patch(place, name, stand_in)
-    s = Settings(questions=8)
+    s = Settings(questions=8, shaping="overlong", advantage="rloo" if name == "rloo" else "grpo")
     policy = everything[0]._replace(heads={"critic": everything[0].heads["critic"]}, reference=None)
     with pytest.raises((ValueError, FloatingPointError), match=said) if said else nullcontext():
         start.try_step(policy, everything[1], GENERATE(4096, "train"), s, MITIGATIONS["none"])
+
+
+class RunningMean(torch.nn.Module):
+    """A head without an optimizer, which remembers rewards."""
+
+    def __init__(self, hidden_size):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(()))
+
+    def read(self, hidden, mask):
+        return self.mean * mask
+
+    def learn(self, batch):
+        self.mean.lerp_(batch.reward.mean().float(), 0.1)
+        return {"baseline": self.mean}
+
+
+def test_the_memory_of_a_head_begins_with_the_run_and_is_resumed(quick, tmp_path, monkeypatch):
+    """A mean that moves by a tenth towards rewards of -1 is -(1 - 0.9^k) after step k."""
+    monkeypatch.setattr(countdown_task, "grade", lambda *_: {"answer": 1, "format": 0})
+    monkeypatch.setitem(HEADS, "running", RunningMean)
+    less = lambda batch: batch.reward[:, None] - batch.ask.head("running")
+    monkeypatch.setitem(MITIGATIONS, "none", replace(uniform, function=less, needs=("running",)))
+    flags = [*TINY, "--reward_weights", "answer=-1", "--out", tmp_path / "r"]
+    run(*flags, "--steps", 2)
+    run("--resume", tmp_path / "r", "--steps", 4)
+    found = [float(row["baseline"]) for row in rows(tmp_path / "r")[1:]]
+    assert found == pytest.approx([-(1 - 0.9**k) for k in (1, 2, 3, 4)])
 
 
 # ---------------------------------------------------------------------------------------------- kill and resume
