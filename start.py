@@ -106,31 +106,30 @@ def try_step(policy: Policy, optimizer: Optimizer, puzzles: list, s: Settings,
 
 
 def check_memory(batch: TokenBatch, s: Settings, mitigation: Callable) -> None:
-    """ValueError where one of the run's functions, asked about a trial's batch, about another, and about the first again
-    with the same random numbers, does not answer as before: it remembers something."""
-    for flag in ("shaping", "advantage", "mitigation", "loss", "kl_gradient"):
-        answers = []
-        for seed in (0, 1, 0):
-            with as_if_nothing_was_drawn(batch.reward.device):
-                answers.append(ask(flag, batch, s, mitigation, seed).clone())
-        require(torch.allclose(answers[0], answers[2], rtol=1e-5, atol=1e-8, equal_nan=True),
+    """ValueError where one of the run's functions, asked about one batch, about another, and about the first again with
+    the same random numbers, does not answer as before: it remembers something."""
+    answers = []
+    for seed in (0, 1, 0):
+        with as_if_nothing_was_drawn(batch.reward.device):
+            answers.append(ask(batch, s, mitigation, seed))
+    for flag, first in answers[0].items():
+        require(torch.allclose(first, answers[2][flag], rtol=1e-5, atol=1e-8, equal_nan=True),
                 f"--{flag} {getattr(s, flag)} gives another answer to the same question: what it remembers, or a "
                 "generator of its own, would be lost on --resume. A head keeps it: see docs/extend.md")
 
 
-def ask(flag: str, batch: TokenBatch, s: Settings, mitigation: Callable, seed: int) -> Tensor:
-    """What the function of a flag answers for a batch with other rewards: most of a trial's short responses earn none.
-    """
+def ask(batch: TokenBatch, s: Settings, mitigation: Callable, seed: int) -> dict[str, Tensor]:
+    """What the functions of a step answer, by flag, for a batch with other rewards: short responses seldom earn any."""
     reward = torch.rand(len(batch.reward), dtype=torch.float64, generator=torch.Generator().manual_seed(seed))  # (B,)
-    drawn = replace(batch, reward=reward.to(batch.reward))
-    drawn.success = (drawn.reward > drawn.reward.median()).float()
-    drawn.grades = batch.grades | {"reward": drawn.reward, "answer": drawn.success.double()}
-    drawn.advantage = compare(drawn, s.advantage)
-    p, old, credit = batch.logprob, batch.logprob - drawn.reward[:, None].float(), drawn.advantage[:, None] * batch.mask
-    return {"shaping": lambda: shape_reward(drawn, s), "advantage": lambda: drawn.advantage,
-            "mitigation": lambda: assign_credit(drawn, mitigation, s),
-            "loss": lambda: LOSSES[s.loss](p, old, credit, batch.mask, s)[0],
-            "kl_gradient": lambda: KL_GRADIENTS[s.kl_gradient](p, old, p)}[flag]()
+    batch = replace(batch, reward=reward.to(batch.reward), success=(reward > reward.median()).to(batch.success))
+    batch.grades = batch.grades | {"reward": batch.reward, "answer": batch.success.double()}
+    shaped, p = shape_reward(batch, s).clone(), batch.logprob
+    batch.advantage = compare(batch, s.advantage, shaped)
+    credit = assign_credit(batch, mitigation, s).clone()
+    old, level = p - batch.reward[:, None].float(), batch.advantage[:, None] * batch.mask  # (B, T) each
+    return {"shaping": shaped, "advantage": batch.advantage, "mitigation": credit,
+            "loss": LOSSES[s.loss](p, old, level, batch.mask, s)[0].clone(),
+            "kl_gradient": KL_GRADIENTS[s.kl_gradient](p, old, p).clone()}
 
 
 def prepare(s: Settings, hyper_parameters: dict) -> tuple[Policy, list, list]:

@@ -61,7 +61,7 @@ def fail(message: str, heard: bool = False) -> None:
 
 def place(error: BaseException | None) -> str:
     """Type, function, line and file of an error, as ` (ValueError in grade, line 7 of my_task.py)`, or those of its
-    cause; nothing where our own code words what it refuses, by `require` or `raise`, or where it reads or writes a file.
+    cause; nothing where our code words what it refuses, by `require` or `raise`, or where it reads or writes a file.
     """
     where = None
     while error:

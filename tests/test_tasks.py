@@ -48,11 +48,11 @@ def test_a_task_file_takes_no_module_s_place_and_finds_what_is_beside_it(name, t
     monkeypatch.setattr(sys, "path", [*sys.path])
     before = {**sys.modules}
     (tmp_path / f"{name}.py").write_text(
-        "from __future__ import annotations\nfrom dataclasses import dataclass\n\nimport beside\nfrom tests.reverse_task "
-        "import *\n\n\n@dataclass\nclass Own:\n    x: int = beside.SEVEN\n\n\ndef own():\n    return Own()\n")
+        "from __future__ import annotations\nfrom dataclasses import dataclass\nimport beside\n"
+        "from tests.reverse_task import *\n@dataclass\nclass Own:\n    x: int = beside.SEVEN\n")
     (tmp_path / "beside.py").write_text("import math\n\nSEVEN = math.floor(7.5)\n")
     task = load_task(str(tmp_path / f"{name}.py"))
-    assert task.own().x == 7 and sys.modules.pop("beside").__file__ == str(tmp_path / "beside.py")
+    assert task.Own().x == 7 and sys.modules.pop("beside").__file__ == str(tmp_path / "beside.py")
     assert all(sys.modules[other] is module for other, module in before.items())
     assert importlib.import_module("math").log(1) == 0 and name in {*before, "my-task"}
 
