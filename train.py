@@ -33,7 +33,7 @@ from plumbing.policy import Policy
 from plumbing.processes import leave
 from plumbing.progress import Progress, command_line, one_sentence
 from plumbing.registry import assign_credit
-from plumbing.run_folder import Writer
+from plumbing.run_folder import Writer, stoppable
 from queries import Queries
 from rollout import EVALUATION, TokenBatch, draw_puzzles, draw_uniforms, generate_and_grade, prompted, rollout
 from settings import Settings
@@ -115,7 +115,8 @@ def main() -> None:
     with one_sentence("interrupted before training began"):
         s, mitigation, policy, training, heldout, optimizer, writer, done, row = start(command_line()[1:], __doc__)
     name = shlex.quote(str(writer.run))
-    with one_sentence(f"interrupted; continue with: python train.py --resume {name}", writer.run):
+    interrupted = f"interrupted; continue with: python train.py --resume {name}"
+    with one_sentence(interrupted, writer.run), stoppable(writer, done) as writer:
         if done == 0:
             print(f"measuring the start model on {len(heldout)} held-out puzzles", flush=True)
             row = {"step": 0} | measure_heldout(policy, heldout, s)

@@ -88,8 +88,8 @@ def one_sentence(interrupted: str = "interrupted", run: Path | None = None) -> I
             yield
         finally:
             print(end="", flush=True)  # which a full disk refuses
-    except KeyboardInterrupt:
-        fail(interrupted)
+    except KeyboardInterrupt as stopped:
+        fail(str(stopped) or interrupted)
     except (ValueError, FloatingPointError, OSError) as error:
         line = traceback.extract_tb(error.__traceback__)[-1].line  # a pipe of somebody's function may break, too
         if isinstance(error, BrokenPipeError) and re.search(r"print\(|stdout|\bfile\.write", line):

@@ -15,9 +15,10 @@ import platform
 import shlex
 import shutil
 import zlib
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Callable, Iterable, NamedTuple
+from typing import Any, Callable, Iterable, Iterator, NamedTuple
 
 import numpy as np
 import torch
@@ -30,6 +31,7 @@ from plumbing.model_folder import files_beside
 from plumbing.processes import first_alone, gather, leads
 from plumbing.progress import command_line
 from plumbing.runs import FREE, PATHS, read_config, read_credit, read_metrics
+from plumbing.stop import Stop, handled
 from settings import Settings
 
 try:
@@ -68,6 +70,7 @@ class Writer(NamedTuple):
     write_weights: Callable[[Path], object]  # fills a model folder
     on_step: Callable[[dict], object] = lambda row: None  # is handed each row of metrics.csv
     logged: Iterable[str] = ()  # the names in batch.log, as the trial step has them
+    whole: Callable[[int], object] = lambda step: None  # is told of each step that is written
 
     def open(self, fixed: dict[str, str], columns: Iterable[str], resume: bool) -> tuple[int, dict]:
         """Create the run folder, or load the state of a run to resume: how many steps are done, and what the last row
@@ -109,8 +112,12 @@ class Writer(NamedTuple):
         if other := sorted({*self.logged} ^ {*batch.log}):
             raise ValueError(f"batch.log {'has' if other[0] in batch.log else 'lacks'} {other[0]} in step {step}, "
                              "unlike in the trial step: log the same names in every step")
-        if not leads():
-            return
+        if leads():
+            self.write(step, batch, credit, row)
+        self.whole(step)
+
+    def write(self, step: int, batch: Any, credit: Tensor, row: dict) -> None:
+        """What `step` says, in the process that writes."""
         # The checksum ties the two logs together: analyze.py refuses a step that was changed or is another run's.
         file = self.run / "credit" / f"step-{step:06d}.npz"
         row = row | {"credit_checksum": write_credit_log(file, step, batch, credit)}
@@ -121,26 +128,47 @@ class Writer(NamedTuple):
         self.on_step(row)  # last: if it fails, the run can be resumed
 
     def save(self, step: int) -> None:
-        """Write the checkpoints and the state that are due: what the learners know, what was asked for, and the logs'
-        lengths."""
+        """Write the checkpoints and the state that are due."""
         run, s = self.run, self.settings
         if s.checkpoint_every and step % s.checkpoint_every == 0:
             folder = run / "checkpoints" / f"step-{step:06d}"
             copy_tokenizer(run / "checkpoint", folder)
             self.write_weights(folder)
-        # Also before the last step, which waits for an evaluation that may be long: killed there, it alone is lost.
-        if step == s.steps or s.state_every and (step % s.state_every == 0 or step == s.steps - 1):
-            self.write_weights(run / "checkpoint")
-            state = {"step": step, "layout": LAYOUT, "settings": asdict(s) | self.hyper_parameters,
-                     "lengths": {name: (run / name).stat().st_size for name in LOGS},
-                     "checksums": {name: checksum(run / name) for name in LOGS},
-                     "learners": {name: learner.state_dict() for name, learner in self.learners.items()}}
-            replace_file(run / STATE, lambda part: torch.save(state, part))
+        # Also before a step that waits for an evaluation, which may be long: killed there, that step alone is lost.
+        evaluates = step + 1 == s.steps or s.eval_every and (step + 1) % s.eval_every == 0
+        if step == s.steps or s.state_every and (step % s.state_every == 0 or evaluates):
+            self.save_state(step)
+
+    def save_state(self, step: int) -> None:
+        """Write the model, and state.pt: what the learners know, what was asked for, and the logs' lengths."""
+        run = self.run
+        self.write_weights(run / "checkpoint")
+        state = {"step": step, "layout": LAYOUT, "settings": asdict(self.settings) | self.hyper_parameters,
+                 "lengths": {name: (run / name).stat().st_size for name in LOGS},
+                 "checksums": {name: checksum(run / name) for name in LOGS},
+                 "learners": {name: learner.state_dict() for name, learner in self.learners.items()}}
+        replace_file(run / STATE, lambda part: torch.save(state, part))
 
     def finish(self, final: dict) -> None:
         """Write final.json."""
         if leads():
             write_json(self.run / "final.json", final)
+
+
+@contextmanager
+def stoppable(writer: Writer, done: int) -> Iterator[Writer]:
+    """The writer of a run that has done so many steps. Who stops the run finds the state of its last whole step."""
+    stop = Stop(writer.learners, done)
+    with handled(stop):
+        try:
+            yield writer._replace(whole=stop.whole)
+        except KeyboardInterrupt:
+            if stop.step == 0 or stop.moved():
+                raise
+            if leads():
+                writer.save_state(stop.step)
+            raise KeyboardInterrupt(f"interrupted after step {stop.step}; continue with: python train.py --resume "
+                                    f"{shlex.quote(str(writer.run))}") from None
 
 
 def lock(folder: Path) -> None:

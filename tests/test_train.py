@@ -5,10 +5,13 @@ import functools
 import importlib
 import json
 import math
+import os
 import random
 import re
 import shutil
+import signal
 import sys
+import time
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import cycle
@@ -29,7 +32,7 @@ from grpo import ADVANTAGES, KL_GRADIENTS, LOSS_NORMS, LOSSES, SHAPINGS, compare
 from methods import MITIGATIONS
 from methods.heads import HEADS, Critic
 from mitigations import uniform
-from plumbing import launch, run_folder
+from plumbing import launch, run_folder, stop
 from plumbing.files import read_json
 from plumbing.metrics import COLUMNS
 from plumbing.optimizer import Optimizer
@@ -41,7 +44,7 @@ from queries import Queries
 from qwen2_model import load_model, save_model
 from rollout import by_group, draw_puzzles, rollout
 from tests import storm
-from tests.fixtures import BUNDLED, make_batch
+from tests.fixtures import BUNDLED, make_batch, refused
 from settings import Settings
 
 SMALL = ["--questions", 3, "--answers", 4, "--eval_problems", 12, "--max_new_tokens", 50, "--pass_at", 0]
@@ -446,6 +449,75 @@ def test_a_storm_changes_nothing(tmp_path):
         assert (place / "run").exists() == (room > 100)
     storm.expect([0], *storm.start("none", place))
     assert storm.contents(place) == storm.contents(tmp_path / "none")
+
+
+def at_step(step, place, monkeypatch, call):
+    """Have `call` made when a run gets to a place in a step: a function of train.py, or of a class."""
+    owner, name = place
+    original, step_of = getattr(owner, name), []
+    monkeypatch.setattr(train, "learning_rate", lambda s, n, rate=train.learning_rate: (step_of.append(n), rate(s, n))[1])
+
+    def then(*arguments, **options):
+        if step_of and step_of[-1] == step:
+            step_of[-1] = -1
+            call()
+        return original(*arguments, **options)
+    monkeypatch.setattr(owner, name, then)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """Runs of five steps, each in a folder of its method, in which nothing happens."""
+    place = tmp_path_factory.mktemp("undisturbed")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train, "evaluate", lambda policy, puzzles, k, s: np.zeros((len(puzzles), k)))
+        for method in ("none", "ppo"):
+            (place / method).mkdir()
+            patch.chdir(place / method)
+            run("--mitigation", method, *STOPPED)
+    return place
+
+
+STOPPED = [*TINY, "--steps", 5, "--state_every", 0, "--updates_per_batch", 2, "--pass_at", 0, "--out", "run"]
+IN_ROLLOUT, IN_OPTIMIZER, IN_EVALUATION = (train, "rollout"), (Optimizer, "round_into_model"), (train, "measure_heldout")
+
+
+@pytest.mark.parametrize("method, number, place, step, kept", [
+    ("none", "SIGINT", IN_ROLLOUT, 3, 2), ("none", "SIGTERM", (train, "update"), 3, 2),
+    ("ppo", "SIGHUP", IN_OPTIMIZER, 3, 3), ("none", "SIGTERM", (run_folder, "append_row"), 4, 4),
+    ("ppo", "SIGTERM", (Critic, "learn"), 3, 2), ("ppo", "SIGINT", (torch.nn.utils, "clip_grad_norm_"), 3, 3),
+    ("none", "SIGINT", IN_EVALUATION, 4, 4), ("none", "SIGTERM", IN_ROLLOUT, 1, 0)])
+def test_a_run_that_is_stopped_goes_on_after_its_last_whole_step(method, number, place, step, kept, quick, undisturbed,
+                                                                 tmp_path, monkeypatch):
+    """With no state due in between. Guards against half a step in the state: of weights, a critic's, or a log's row."""
+    monkeypatch.chdir(tmp_path)
+    with monkeypatch.context() as patch:
+        at_step(step, place, patch, lambda: os.kill(os.getpid(), getattr(signal, number)))
+        said = refused(run, "--mitigation", method, *STOPPED)
+    assert said == f"error: interrupted{f' after step {kept}' * (kept > 0)}; continue with: python train.py --resume run"
+    assert run_folder.load_state(Path("run"))["step"] == kept
+    run("--resume", "run")
+    assert storm.contents(tmp_path) == storm.contents(undisturbed / method)
+
+
+def test_who_does_not_wait_for_the_step_loses_it_alone(quick, undisturbed, tmp_path, monkeypatch, capfd):
+    """A second Ctrl-C that a launcher sends at once is none. Before an evaluation there is a state."""
+    monkeypatch.chdir(tmp_path)
+    flags, now = [*STOPPED, "--state_every", 10], [time.monotonic()]
+    monkeypatch.setattr(stop.time, "monotonic", lambda: now[0])
+    interrupt = lambda: os.kill(os.getpid(), signal.SIGINT)
+    for later, said in ((1, "interrupted after step 4"), (3, "interrupted; continue")):
+        with monkeypatch.context() as patch:
+            wait = lambda: (interrupt(), now.append(now.pop() + later), interrupt())
+            at_step(4, IN_EVALUATION, patch, wait)
+            assert said in refused(run, "--mitigation", "none", *flags)
+        assert "Ctrl-C once more doesn't wait" in capfd.readouterr().err
+        assert run_folder.load_state(Path("run"))["step"] == (4 if later == 1 else 3)
+        run("--resume", "run")
+        found, expected = ({file: x for file, x in storm.contents(place).items() if file[-5:] not in (".json", "te.pt")}
+                           for place in (tmp_path, undisturbed / "none"))
+        assert found == expected
+        shutil.rmtree("run")
 
 
 def test_a_run_is_resumed_with_less_memory_and_says_so(quick, tmp_path, capsys, refusal):
