@@ -2,9 +2,9 @@
 
     config.json metrics.csv credit/ samples.txt checkpoint/ checkpoints/ final.json state.pt lock
 
-checkpoint/ and state.pt are written every --state_every steps, and before and after the last one. A run that was killed
-or interrupted resumes from the step of its state.pt: the logs are cut back to it, and the rest of the run is the same
-as without the interruption.
+checkpoint/ and state.pt are written every --state_every steps, before a step that ends with an evaluation, after the
+last one, and when a signal stops the run. A run that was stopped or killed resumes from the step of its state.pt: the
+logs are cut back to it, and the rest of the run is the same as without the interruption.
 One process writes a run at a time. Everybody may read it meanwhile.
 """
 import csv
