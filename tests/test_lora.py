@@ -125,12 +125,6 @@ def test_another_adapter_is_refused(options, said, tmp_path):
         ours(tmp_path)
 
 
-def untied(model):
-    """The model with an output matrix of its own."""
-    model.lm_head.weight, model.config.tie_word_embeddings = torch.nn.Parameter(model.lm_head.weight.clone()), False
-    return model
-
-
 @torch.no_grad()
 @pytest.mark.parametrize("options, tied, said", [
     (dict(targets=["q_proj", "v_proj"]), True, "lacks 20.*: merge"), (dict(use_dora=True), True, ": merge the adapter"),
@@ -145,11 +139,13 @@ def test_what_is_advised_instead_of_another_adapter_is_the_same_model(options, t
     with pytest.raises(ValueError, match=said):
         ours(tmp_path)
     right, base = peft(tokens).logits, AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    if "give" in said:
+        base.lm_head.weight, base.config.tie_word_embeddings = torch.nn.Parameter(base.lm_head.weight.clone()), False
     if "before" in said:
         peft.save_pretrained(tmp_path / "again", path_initial_model_for_weight_conversion=str(tmp_path / "begun"))
         assert_close(ours(tmp_path, adapter="again", rank=2 * RANK, alpha=2 * ALPHA)(tokens), right, 1e-4)
     else:
-        peft = PeftModel.from_pretrained(untied(base) if "give" in said else base, tmp_path / "adapter")
+        peft = PeftModel.from_pretrained(base, tmp_path / "adapter")
     peft.merge_and_unload().save_pretrained(tmp_path / "merged")
     assert_close(load_model(tmp_path / "merged")(tokens), right, 1e-4)
 
@@ -171,38 +167,31 @@ def test_an_adapter_belongs_to_the_base_that_it_names(tmp_path):
 
 
 def test_a_name_of_the_hub_is_that_of_the_model_s_folder(tmp_path):
-    """Or of a link to it, or of the hub's cache. Guards against another function without a word, because a folder
-    somewhere above has the name."""
-    cache = "models--Owner--Tiny"
-    for place, taken in (("Tiny", True), ("a/tiny", True), ("Owner--Tiny", True), (f"{cache}/snapshots/0a1b", True),
-                         ("Other--Tiny", False), (f"{cache}/checkpoint", False), ("Tiny/checkpoint", False),
-                         ("Tiny/snapshots/0a1b", False), ("NotTiny", False), ("Tiny-Base", False),
-                         (cache.replace("Owner", "Other") + "/snapshots/0a1b", False)):
+    """Or of a link to it, or the hub's cache. Guards against another function, because a folder above has the name."""
+    taken = ["Tiny", "a/tiny", "Owner--Tiny", "links/Tiny", "models--Owner--Tiny/snapshots/0a1b"]
+    others = ["Other--Tiny", "NotTiny", "Tiny-Base", "Tiny/checkpoint", "Tiny/snapshots/0a1b",
+              "models--Owner--Tiny/checkpoint", "models--Other--Tiny/snapshots/0a1b"]
+    (tmp_path / "links").mkdir()
+    (tmp_path / "NotTiny").mkdir()
+    (tmp_path / "links" / "Tiny").symlink_to(tmp_path / "NotTiny")
+    for place in taken + others:
         (tmp_path / place).mkdir(parents=True, exist_ok=True)
-        assert is_base("Owner/Tiny", tmp_path / place) == taken, place
-    for name in ("Tiny", "tiny2"):
-        (tmp_path / "links" / name).parent.mkdir(exist_ok=True)
-        (tmp_path / "links" / name).symlink_to(tmp_path / "NotTiny")
-        assert is_base("Owner/Tiny", tmp_path / "links" / name) == (name == "Tiny")
+        assert is_base("Owner/Tiny", tmp_path / place) == (place in taken), place
 
 
 def test_adapters_in_other_formats_are_told_from_broken_ones(tmp_path):
-    """And what the sentence about pickled weights advises loads to the bit."""
-    peft, folder = of_peft("llama", tmp_path), tmp_path / "adapter"
-    folder.rename(tmp_path / "right")
-    peft.save_pretrained(folder, safe_serialization=False)
-    with pytest.raises(ValueError, match="adapter holds pickled weights: load it with PeftModel.from_pretrained of peft"):
-        ours(tmp_path)
+    """And pickled weights, written again as advised, load to the bit."""
+    of_peft("llama", tmp_path).save_pretrained(tmp_path / "pickled", safe_serialization=False)
     base = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
-    PeftModel.from_pretrained(base, folder).save_pretrained(tmp_path / "again")
-    (folder / "adapter_model.bin").rename(folder / "adapters.safetensors")
-    (folder / "adapter_config.json").write_text('{"fine_tune_type": "lora", "lora_parameters": {"rank": 3}}')
-    with pytest.raises(ValueError, match="an adapter of mlx-lm: put it into its model"):
-        ours(tmp_path)
-    with pytest.raises(ValueError, match="adapters in folders of their own"):
-        ours(tmp_path, adapter=".")
-    again, right = (peft_tensors(ours(tmp_path, adapter=name)) for name in ("again", "right"))
+    PeftModel.from_pretrained(base, tmp_path / "pickled").save_pretrained(tmp_path / "again")
+    again, right = (peft_tensors(ours(tmp_path, adapter=name)) for name in ("again", "adapter"))
     assert all(torch.equal(x, right[name]) for name, x in again.items())
+    (tmp_path / "mlx").mkdir()
+    (tmp_path / "mlx" / "adapters.safetensors").touch()
+    for folder, said in (("pickled", "holds pickled weights: load it with PeftModel.from_pretrained"),
+                         ("mlx", "an adapter of mlx-lm: put it"), (".", "adapters in folders of their own")):
+        with pytest.raises(ValueError, match=said):
+            ours(tmp_path, adapter=folder)
 
 
 # ------------------------------------------------------------------------------------------------- a whole run

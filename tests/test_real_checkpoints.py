@@ -132,20 +132,18 @@ def test_a_trained_checkpoint_is_whole(family, run_program, tmp_path):
     assert_same_logits(hf, load_model(again), random_tokens(2, 20))
 
 
-def assert_same_ends(folder, task, T=64):
+def assert_same_ends(folder, task="countdown", T=64):
     """transformers, by what a folder says, ends greedy responses to eight puzzles where we end them, nearly all."""
-    s = Settings(model=str(folder), task=task, max_new_tokens=T)
-    policy, hf = start.load_policy(s), AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    puzzles = policy.task.load("heldout", 8)
+    policy = start.load_policy(Settings(model=str(folder), task=task))
+    hf, puzzles = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), policy.task.load("heldout", 8)
     ours, _ = generate_and_grade(policy, prompted(policy, puzzles), torch.zeros(8, T), greedy=True)
-    ended = 0
-    for i, puzzle in enumerate(puzzles):
-        prompt, row = policy.prompt(puzzle), ours.tokens[i][ours.mask[i]].tolist()
-        stop = next((t + 1 for t, token in enumerate(row) if token in policy.tokenizer.end_tokens), T)  # of a turn
+    ends = []
+    for prompt, row, mask in zip(map(policy.prompt, puzzles), ours.tokens, ours.mask):
+        row = row[mask].tolist()
+        ends.append(next((t for t, x in enumerate(row, 1) if x in policy.tokenizer.end_tokens), T))  # of a turn
         theirs = hf.generate(torch.tensor([prompt]), max_new_tokens=T, do_sample=False, repetition_penalty=1.0)
-        assert theirs[0, len(prompt) :].tolist() == row[:stop]
-        ended += stop < T
-    assert ended > 5
+        assert theirs[0, len(prompt) :].tolist() == row[: ends[-1]]
+    assert sum(end < T for end in ends) > 5
 
 
 @pytest.mark.parametrize("name", [folder.name for folder in BUNDLED.parent.glob("*-*")])
@@ -153,31 +151,30 @@ def test_transformers_ends_the_responses_of_a_bundled_model(name):
     assert_same_ends(BUNDLED.with_name(name), name.partition("-")[0])
 
 
-@pytest.mark.parametrize("swapped, files", [
-    (False, {}), (True, {"config.json": {"eos_token_id": 1, "pad_token_id": 0, "repetition_penalty": 1.1}}),
-    (False, {"generation_config.json": {"eos_token_id": 0, "temperature": 0.7, "do_sample": True}}),
-    (True, {"config.json": {"eos_token_id": 1, "top_p": 0.5},
-            "generation_config.json": {"_from_model_config": True, "eos_token_id": [1], "top_p": 0.5}})], ids=str)
-def test_transformers_ends_responses_where_they_ended_in_training(swapped, files, run_program, tmp_path):
+@pytest.mark.parametrize("swapped, config, generation", [
+    (False, {}, None), (True, {"eos_token_id": 1, "pad_token_id": 0, "repetition_penalty": 1.1}, None),
+    (False, {}, {"eos_token_id": 0, "temperature": 0.7, "do_sample": True}),
+    (True, {"eos_token_id": 1, "top_p": 0.5}, {"_from_model_config": True, "eos_token_id": 1, "top_p": 0.5})], ids=str)
+def test_transformers_ends_responses_where_they_ended_in_training(swapped, config, generation, run_program, tmp_path):
     """Whatever the folder said before, which stays. Guards against a trained checkpoint that talks on to the limit.
 
     swapped: the model ends its responses in <|endoftext|> instead of <|im_end|>.
     """
     given, run = shutil.copytree(BUNDLED, tmp_path / "given"), tmp_path / "run"
-    (given / "generation_config.json").unlink()
-    for name, content in files.items():
-        (given / name).write_text(json.dumps(json.loads((BUNDLED / name).read_text()) | content))
+    (given / "config.json").write_text(json.dumps(json.loads((given / "config.json").read_text()) | config))
+    (given / "generation_config.json").write_text(json.dumps(generation))
+    if generation is None:
+        (given / "generation_config.json").unlink()
     tensors = load_file(given / "model.safetensors")
-    if swapped:
-        tensors["model.embed_tokens.weight"][:2] = tensors["model.embed_tokens.weight"][:2].flip(0)
-        save_file(tensors, given / "model.safetensors", metadata={"format": "pt"})
-    read = lambda folder: AutoModelForCausalLM.from_pretrained(folder).generation_config.to_diff_dict()
+    tensors["model.embed_tokens.weight"][:2] = tensors["model.embed_tokens.weight"][:2].flip([0] * swapped)
+    save_file(tensors, given / "model.safetensors", metadata={"format": "pt"})
     run_program(train, *f"--model {given} --out {run} --steps 1 --questions 2 --answers 3 --max_new_tokens 9 --lr 1e-6 "
                         "--eval_problems 2 --pass_at 0 --checkpoint_every 1".split())
+    said = lambda folder: AutoModelForCausalLM.from_pretrained(folder).generation_config.to_diff_dict()
+    beside = {"eos_token_id": None, "_from_model_config": True}
     for folder in (run / "checkpoint", run / "checkpoints" / "step-000001"):
-        assert_same_ends(folder, "countdown")
-        beside = {"eos_token_id": None, "_from_model_config": True}
-        assert {*read(folder)["eos_token_id"]} == {0, 1} and read(folder) | beside == read(given) | beside
+        assert_same_ends(folder)
+        assert {*said(folder)["eos_token_id"]} == {0, 1} and said(folder) | beside == said(given) | beside
 
 
 @pytest.mark.parametrize("family, named, right", [
