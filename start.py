@@ -107,29 +107,24 @@ def try_step(policy: Policy, optimizer: Optimizer, puzzles: list, s: Settings,
 
 def check_memory(batch: TokenBatch, s: Settings, mitigation: Callable) -> None:
     """ValueError where one of the run's functions, asked about one batch, about another, and about the first again with
-    the same random numbers, does not answer as before: it remembers something."""
-    answers = []
+    the same random numbers, does not answer as before: it remembers something. Rewards are drawn: short responses
+    seldom earn any."""
+    answers, p = [], batch.logprob  # of each batch, by flag
     for seed in (0, 1, 0):
-        with as_if_nothing_was_drawn(batch.reward.device):
-            answers.append(ask(batch, s, mitigation, seed))
+        reward = torch.rand(len(batch.reward), dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+        drawn = replace(batch, reward=reward.to(batch.reward), success=(reward > reward.median()).to(batch.success))
+        drawn.grades = batch.grades | {"reward": drawn.reward, "answer": drawn.success.double()}
+        old = p - drawn.reward[:, None].float()  # (B, T)
+        with as_if_nothing_was_drawn(p.device):
+            answers.append({"shaping": shape_reward(drawn, s).clone()})
+            drawn.advantage = compare(drawn, s.advantage, answers[-1]["shaping"])
+            gain = LOSSES[s.loss](p, old, drawn.advantage[:, None] * drawn.mask, drawn.mask, s)[0]
+            answers[-1] |= {"advantage": drawn.advantage, "mitigation": assign_credit(drawn, mitigation, s).clone(),
+                            "loss": gain.clone(), "kl_gradient": KL_GRADIENTS[s.kl_gradient](p, old, p).clone()}
     for flag, first in answers[0].items():
         require(torch.allclose(first, answers[2][flag], rtol=1e-5, atol=1e-8, equal_nan=True),
                 f"--{flag} {getattr(s, flag)} gives another answer to the same question: what it remembers, or a "
                 "generator of its own, would be lost on --resume. A head keeps it: see docs/extend.md")
-
-
-def ask(batch: TokenBatch, s: Settings, mitigation: Callable, seed: int) -> dict[str, Tensor]:
-    """What the functions of a step answer, by flag, for a batch with other rewards: short responses seldom earn any."""
-    reward = torch.rand(len(batch.reward), dtype=torch.float64, generator=torch.Generator().manual_seed(seed))  # (B,)
-    batch = replace(batch, reward=reward.to(batch.reward), success=(reward > reward.median()).to(batch.success))
-    batch.grades = batch.grades | {"reward": batch.reward, "answer": batch.success.double()}
-    shaped, p = shape_reward(batch, s).clone(), batch.logprob
-    batch.advantage = compare(batch, s.advantage, shaped)
-    credit = assign_credit(batch, mitigation, s).clone()
-    old, level = p - batch.reward[:, None].float(), batch.advantage[:, None] * batch.mask  # (B, T) each
-    return {"shaping": shaped, "advantage": batch.advantage, "mitigation": credit,
-            "loss": LOSSES[s.loss](p, old, level, batch.mask, s)[0].clone(),
-            "kl_gradient": KL_GRADIENTS[s.kl_gradient](p, old, p).clone()}
 
 
 def prepare(s: Settings, hyper_parameters: dict) -> tuple[Policy, list, list]:

@@ -141,15 +141,15 @@ def check_calculations(text: str, spans: list[CalculationSpan], numbers: Iterabl
     >>> check_calculations(text, find_calculations(text), (3, 4, 5))
     [True, True, False]
     """
-    return [is_true(c) and holds(attempts[0][0], c) for c, attempts in with_attempts(text, spans, numbers)]
+    return [is_true(c) and available for c, available, _ in with_attempts(text, spans, numbers)]
 
 
 def with_attempts(text: str, spans: list[CalculationSpan],
-                  numbers: Iterable[int]) -> Iterator[tuple[Calculation, list[tuple]]]:
-    """Yield each written calculation with the attempts it may belong to: (values available before it, right so far).
+                  numbers: Iterable[int]) -> Iterator[tuple[Calculation, bool, list[tuple]]]:
+    """Yield each written calculation, whether a and b were available, and the attempts that it may belong to: (values
+    available before it, right so far). The next calculation changes these.
 
-    `right so far` is True until the attempt's first error; `reachability` uses it. Either all of them have both
-    operands, or none has. Read each list before you ask for the next one, which changes it.
+    `right so far` is True until the attempt's first error; `reachability` uses it.
 
     With the numbers 1, 4, 4 and 5, what may `4 + 4 = 8` in "5 - 1 = 4. 4 + 4 = 8" use? The values 4, 4 and the 4 just
     made, if it continues the attempt, or all four numbers, if the writer started over. Both attempts are kept until a
@@ -161,31 +161,22 @@ def with_attempts(text: str, spans: list[CalculationSpan],
     current, position = [(numbers.copy(), True)], 0  # the attempts after the previous calculation; where it stops
     for span in spans:
         calculation = read_calculation(text, span)
+        a, _, b, result = calculation
         possible = [(pool, right) for pool, right in current if len(pool) > 1 or pool.total() > 1]  # unfinished
         over = len(possible) < len(current) or SENTENCE_END.search(text, position, span.a[0])  # may start over
         if over and (numbers, True) not in possible:
             possible = [*possible[1 - ATTEMPTS :], (numbers.copy(), True)]
         # Those that have both operands; if none has, the calculation is an error in each of them.
-        fitting = [(pool, right) for pool, right in possible if holds(pool, calculation)]
-        yield calculation, fitting or possible
+        fitting = [(pool, right) for pool, right in possible if pool[a] > (a == b) and pool[b]]
+        yield calculation, bool(fitting), fitting or possible
         current = [(pool, right and bool(fitting) and is_true(calculation)) for pool, right in fitting or possible]
-        for pool, _ in current:
-            replace(pool, calculation)
+        for pool, _ in current:  # in place: values that are left over may be many
+            for value in (a, b):
+                pool[value] -= 1
+                if pool[value] <= 0:  # a Counter also says -1
+                    del pool[value]
+            pool[result] += 1
         position = span.result[1]
-
-
-def holds(pool: Counter, c: Calculation) -> bool:
-    """Whether both operands of a calculation are among the values at hand."""
-    return pool[c.a] > (c.a == c.b) and pool[c.b] > 0
-
-
-def replace(pool: Counter, c: Calculation) -> None:
-    """Replace the operands among the values at hand, as far as they are there, by the result."""
-    for value in (c.a, c.b):
-        pool[value] -= 1
-        if pool[value] <= 0:  # a Counter also says -1
-            del pool[value]
-    pool[c.result] += 1
 
 
 # ---------------------------------------------------------------------------------------- the exact solver
@@ -217,7 +208,7 @@ def reachability(text: str, spans: list[CalculationSpan], numbers: tuple[int, ..
     [[True, True, True, True, True], [True, True, False, False, False]]
     """
     rows = []
-    for c, attempts in with_attempts(text, spans, numbers):
+    for c, _, attempts in with_attempts(text, spans, numbers):
         alive = [tuple(sorted(pool.elements())) for pool, all_right in attempts if all_right]
         possible = {calculation for values in alive for calculation in next_calculations(values, target)}
         written = c.a, c.operator, c.b
