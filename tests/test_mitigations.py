@@ -580,6 +580,8 @@ def test_ktae_by_loops(G, right):
         score = ktae_by_loops(rows[group], right[group]) if len(set(right[group])) == 2 else Counter()
         expected.append([A[i] + score[token] * (t < lengths[i] - ended[i]) for t, token in enumerate(row)])
     check(ktae(batch), expected)
+    batch.advantage = batch.advantage.double()  # in a model of float64
+    check(ktae(batch).float(), expected)
 
 
 # ----------------------------------------------------------------------------------------------- methods/: calculations

@@ -95,6 +95,15 @@ def test_episodes_equal_transformers(fifty):
         assert batch.grades["guesses"][i] == len(turns) == 1 + turn_of(batch)[i].max()
 
 
+def test_a_reply_cuts_the_text_wherever_it_stands(policy):
+    """A tool's result may follow any token, not an end token alone. Guards against a reply that is in no text."""
+    tokens, said = policy.tokenizer.encode("12 + 3 = 15"), policy.tokenizer.encode("no!")
+    text, spans, turns = decode(policy, tokens, {2: said})
+    pieces = [policy.tokenizer.decode(part)[0] for part in (tokens[:2], said, tokens[2:])]
+    assert text == "".join(pieces) and turns == pieces[::2] and len(spans) == len(tokens)
+    assert "".join(text[a:b] for a, b in spans) == pieces[0] + pieces[2]
+
+
 def test_an_update_on_episodes_equals_plain_autograd(fifty):
     """Each episode is read alone, as one text. Guards against a gradient of what the environment said."""
     policy, batch, s = fifty
