@@ -40,16 +40,14 @@ class Group:
 
 
 def by_content(configs: list[dict]) -> list[dict]:
-    """The configs, in which a file or folder has the name of the first that had its content: so the runs of two clones,
-    or before and after their data moved, have one model and one file of puzzles."""
+    """The configs, in which a file or folder has the name of the first that had its content: runs of two clones, or
+    before and after their data moved, read the same."""
     names, found = {}, []
     for config in configs:
-        s = dict(config["settings"])
-        for name in PATHS:
-            content = sorted(config["inputs"][file] for file in config["inputs"]
-                             if s.get(name) and Path(s[name]) in (Path(file), Path(file).parent))
-            if content:
-                s[name] = names.setdefault((name, str(content)), s[name])
+        s, read = dict(config["settings"]), config["inputs"]
+        for name in filter(s.get, PATHS):
+            content = sorted(read[file] for file in read if Path(s[name]) in (Path(file), Path(file).parent))
+            s[name] = names.setdefault((name, str(content)), s[name]) if content else s[name]
         found.append(config | {"settings": s})
     return found
 

@@ -57,18 +57,15 @@ def with_model(s: Settings) -> Settings:
 
 
 def where_now(s: Settings, run: Path) -> Settings:
-    """The settings of a run to resume, with what was moved together with it, or with this clone. A path that leads
-    nowhere is looked for in the folders above the run, and here, whole and without its first folders. (That it is the
-    same file, the run's checksums say.) FileNotFoundError where there is none."""
-    found = {}
-    for name in PATHS if s.task.endswith(".py") else PATHS[:-1]:
-        path = Path(getattr(s, name))
-        ends = (place / Path(*path.parts[i:]) for i in range(len(path.parts))
-                for place in (Path(), *run.resolve().parents, MODELS.parent))
-        if getattr(s, name) and not (there := next(filter(Path.exists, ends), None)):
+    """The settings of a run to resume with its files where they are now: as named, or in a folder above the run or in
+    this clone, whole or without the first folders. (Whether they are the same, the run's checksums say.)"""
+    for name in [name for name in PATHS if getattr(s, name) and (name != "task" or s.task.endswith(".py"))]:
+        path, places = Path(getattr(s, name)), (Path(), *run.resolve().parents, MODELS.parent)
+        ends = (place / Path(*path.parts[i:]) for i in range(len(path.parts)) for place in places)
+        if not (there := next(filter(Path.exists, ends), None)):
             raise FileNotFoundError(f"{run} began with {path}, which is not there: say where it is now with --{name}")
-        found[name] = str(there) if getattr(s, name) else ""
-    return replace(s, **found)
+        s = replace(s, **{name: str(there)})
+    return s
 
 
 def arithmetic_for(dtype: str, device: str) -> str:

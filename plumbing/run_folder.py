@@ -9,7 +9,6 @@ One process writes a run at a time. Everybody may read it meanwhile.
 """
 import csv
 import errno
-import operator
 import os
 import platform
 import shlex
@@ -113,19 +112,15 @@ class Writer(NamedTuple):
             raise ValueError(f"batch.log {'has' if other[0] in batch.log else 'lacks'} {other[0]} in step {step}, "
                              "unlike in the trial step: log the same names in every step")
         if leads():
-            self.write(step, batch, credit, row)
+            # The checksum ties the two logs together: analyze.py refuses a step that was changed or is another run's.
+            file = self.run / "credit" / f"step-{step:06d}.npz"
+            row = row | {"credit_checksum": write_credit_log(file, step, batch, credit)}
+            append_row(self.run, row)
+            if step == 1 or step % SAMPLE_EVERY == 0:
+                write_samples(self.run, step, batch)
+            self.save(step)
+            self.on_step(row)  # after `save`: if it fails, the run can be resumed
         self.whole(step)
-
-    def write(self, step: int, batch: Any, credit: Tensor, row: dict) -> None:
-        """What `step` says, in the process that writes."""
-        # The checksum ties the two logs together: analyze.py refuses a step that was changed or is another run's.
-        file = self.run / "credit" / f"step-{step:06d}.npz"
-        row = row | {"credit_checksum": write_credit_log(file, step, batch, credit)}
-        append_row(self.run, row)
-        if step == 1 or step % SAMPLE_EVERY == 0:
-            write_samples(self.run, step, batch)
-        self.save(step)
-        self.on_step(row)  # last: if it fails, the run can be resumed
 
     def save(self, step: int) -> None:
         """Write the checkpoints and the state that are due."""
@@ -163,7 +158,7 @@ def stoppable(writer: Writer, done: int) -> Iterator[Writer]:
         try:
             yield writer._replace(whole=stop.whole)
         except KeyboardInterrupt:
-            if stop.step == 0 or stop.moved():
+            if stop.step == 0 or stop.versions() != stop.known:
                 raise
             if leads():
                 writer.save_state(stop.step)
@@ -294,9 +289,9 @@ def check_same(run: Path, state: dict, asked: dict, inputs: dict) -> None:
     require(not falls or steps == before["steps"], f"with --linear_decay the learning rate of {run} depends on its "
             f"{before['steps']} steps: resume it without --steps, or start a new run")
     for name in before.keys() - {*FREE}:  # an older version has fewer
-        same = (lambda x, y: bool(x) == bool(y)) if name in PATHS else operator.eq
-        require(same(before[name], asked.get(name)), f"{run / STATE} was written with {name}={before[name]}, but "
-                f"config.json says {asked.get(name)}: put back the one of them that you replaced")
+        now = asked.get(name)
+        require(now == before[name] or name in PATHS and now and before[name], f"{run / STATE} was written with {name}={before[name]}, but "
+                f"config.json says {now}: put back the one of them that you replaced")
     # What the bundled models of earlier versions had not, but ended in the same tokens.
     later = {folder / "generation_config.json" for folder in MODELS.resolve().iterdir()}
     for name in inputs:
@@ -326,8 +321,8 @@ def reopen_run(run: Path, state: dict, settings: dict, columns: Iterable[str]) -
     what they were, and after which step they changed."""
     config = read_config(run)
     before, now = config["settings"], {name: settings[name] for name in (*FREE, *PATHS)}
-    pairs = {name: [before.get(name), now[name]] for name in now if name != "steps"}
-    if changed := {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}:
+    changed = {name: [before.get(name), now[name]] for name in now if now[name] != before.get(name)}
+    if {*changed} - {"steps"}:
         config.setdefault("resumed", []).append({"after_step": state["step"], **changed})
         print("from now on:", ", ".join(f"{name}={new} (it was {old})" for name, (old, new) in changed.items()))
     before |= now

@@ -1,13 +1,8 @@
-"""Ctrl-C and the signals that end a program stop a run after its last whole step, so that no finished work is lost.
-
-A first reading can skip it.
-"""
+"""Ctrl-C, and the signals that end a program, stop a run after its last whole step. A first reading can skip it."""
 import os
 import signal
-import sys
 import threading
-import time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any, Iterator
 
 from torch import Tensor
@@ -15,62 +10,48 @@ from torch import Tensor
 from plumbing.processes import leads
 
 SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")  # Ctrl-C; a scheduler's; a terminal that was closed
-PATIENCE = 2.0  # seconds in which a second Ctrl-C counts as the first one, which a launcher may hand on
 
 
 class Stop:
-    """Handles the signals: KeyboardInterrupt at once, while the learners are those of the last whole step; otherwise,
-    as weights have moved, when the step is whole. A second Ctrl-C doesn't wait."""
+    """What the signals do: KeyboardInterrupt at once, or after the step where the learners (objects with state_dict(),
+    by name) are no longer those of the last whole step."""
 
     def __init__(self, learners: dict, step: int):
-        self.learners, self.asked = learners, None  # when it was asked for
+        self.learners, self.asked = learners, False
         self.whole(step)
+
+    def whole(self, step: int) -> None:
+        """A step is whole: its row is written."""
+        self.step, self.known = step, self.versions()
+        if self.asked:
+            raise KeyboardInterrupt
 
     def versions(self) -> list[tuple[int, int]]:
         """Where each tensor of the learners is, and how often it was written to, as PyTorch counts."""
         found, nested = [], [learner.state_dict() for learner in self.learners.values()]
         while nested:
             value = nested.pop()
-            if isinstance(value, Tensor):
-                found.append((value.data_ptr(), value._version))
-            elif isinstance(value, dict):
-                nested += value.values()
+            found += [(value.data_ptr(), value._version)] if isinstance(value, Tensor) else []
+            nested += value.values() if isinstance(value, dict) else []
         return found
 
-    def moved(self) -> bool:
-        """Whether the learners are no longer those of the last whole step."""
-        return self.versions() != self.known
-
-    def whole(self, step: int) -> None:
-        """A step is whole: its row is written. KeyboardInterrupt where somebody waits for that."""
-        self.step, self.known = step, self.versions()
-        if self.asked:
-            raise KeyboardInterrupt
-
     def __call__(self, number: int, frame: Any) -> None:
-        """Stop now, or after this step."""
-        first, now = self.asked is None, time.monotonic()
-        again = not first and number == signal.SIGINT and now > self.asked + PATIENCE
-        self.asked = now if first else self.asked
-        if again or first and not self.moved():
+        """Handle a signal. Others after it, which a launcher may hand on, change nothing."""
+        first, self.asked = not self.asked, True
+        if first and self.versions() == self.known:
             raise KeyboardInterrupt
-        if first and leads():
-            with suppress(OSError):  # the terminal may be gone. (A print could interrupt another one.)
-                os.write(2, b"stopping after this step; Ctrl-C once more doesn't wait for it\n")
+        if first and leads():  # not with print, which may be interrupted here
+            os.write(2, b"stopping when this step is done (Ctrl-\\ does not wait for it)\n")
 
 
 @contextmanager
 def handled(stop: Stop) -> Iterator[None]:
-    """Meanwhile the signals are a Stop's, but for those that are ignored, as after nohup."""
-    numbers = [getattr(signal, name) for name in SIGNALS if hasattr(signal, name)]
-    if threading.current_thread() is not threading.main_thread():  # where Python has no handlers
-        numbers = []
-    before = {number: signal.getsignal(number) for number in numbers}
-    for number in numbers:
-        if before[number] != signal.SIG_IGN:
-            signal.signal(number, stop)
+    """Have a Stop handle the signals, but for ignored ones, as after nohup, and outside of the thread that gets them."""
+    main = threading.current_thread() is threading.main_thread()
+    numbers = [getattr(signal, name) for name in SIGNALS if main and hasattr(signal, name)]
+    before = {number: signal.signal(number, stop) for number in numbers if signal.getsignal(number) != signal.SIG_IGN}
     try:
         yield
     finally:
-        for number in numbers:
-            signal.signal(number, before[number])
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -285,27 +285,18 @@ def test_a_broken_file_is_refused_in_one_sentence(name, content, said, tmp_path)
         load_puzzles(math_task, 9, str(tmp_path))
 
 
-def test_a_pointer_of_git_lfs_is_called_one(tmp_path, refusal):
-    """Its form is that of git-lfs's own specification. Guards against a parser's complaint about its first letter."""
-    pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 1048576\n"
-    for name in ("a.jsonl", "a.csv", "a.json", "a.gz", "a.parquet", "model/tokenizer.json", "model/model.safetensors",
-                 "model/config.json", "adapter/adapter_config.json"):
-        file = tmp_path / name
-        if "/" not in name:
-            words = ["--data", file], ["--eval_data", file]
-        elif file.parent.name == "model":
-            shutil.copytree(BUNDLED, file.parent, dirs_exist_ok=True)
-            words = [["--model", file.parent]]
-        else:
-            file.parent.mkdir()
-            words = [["--lora_rank", 8, "--adapter", file.parent]]
-        file.write_text(pointer)
-        for flags in words:
-            for program in (train, talk):
-                said = refusal(program, *flags)
-                assert f"{file} is a pointer of Git LFS" in said and "git lfs pull" in said
-    task = ["--task", "math", "--from", BUNDLED, "--out", tmp_path / "new"]
-    assert "a.csv is a pointer of Git LFS" in refusal(warm_start, *task, "--data", tmp_path / "a.csv")
+@pytest.mark.parametrize("name", ["a.jsonl", "a.csv.gz", "a.parquet", "tokenizer.json", "model.safetensors",
+                                  "config.json", "adapter_config.json"])
+def test_a_pointer_of_git_lfs_is_called_one(name, tmp_path, refusal):
+    """Its form is that of git-lfs's specification. Guards against a parser's complaint about its first letter."""
+    folder, file = tmp_path / "model", tmp_path / "model" / name
+    shutil.copytree(BUNDLED, folder, ignore=shutil.ignore_patterns("*.json" if "adapter" in name else ""))
+    file.write_text(f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 1048576\n")
+    data = name.startswith("a.")
+    flags = ["--data", file] if data else ["--lora_rank", 8, "--adapter" if "adapter" in name else "--model", folder]
+    for program, words in ((train, flags), (talk, flags), (warm_start, ["--from", BUNDLED, *flags])):
+        if program != warm_start or data:
+            assert f"{file} is a pointer of Git LFS" in refusal(program, *words, "--out", tmp_path / "new")
 
 
 @pytest.mark.parametrize("kind, significant", [(np.float16, 3), (np.float32, 6), (np.float64, 15)])

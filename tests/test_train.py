@@ -11,7 +11,6 @@ import re
 import shutil
 import signal
 import sys
-import time
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import cycle
@@ -32,7 +31,7 @@ from grpo import ADVANTAGES, KL_GRADIENTS, LOSS_NORMS, LOSSES, SHAPINGS, compare
 from methods import MITIGATIONS
 from methods.heads import HEADS, Critic
 from mitigations import uniform
-from plumbing import launch, run_folder, stop
+from plumbing import launch, run_folder
 from plumbing.files import read_json
 from plumbing.metrics import COLUMNS
 from plumbing.optimizer import Optimizer
@@ -41,7 +40,7 @@ from plumbing.runs import read_metrics
 from plumbing.task_file import load_puzzles
 from plumbing.tokenizer import Tokenizer
 from queries import Queries
-from qwen2_model import load_model, save_model
+from qwen2_model import load_model
 from rollout import by_group, draw_puzzles, rollout
 from tests import storm
 from tests.fixtures import BUNDLED, make_batch, refused
@@ -451,23 +450,12 @@ def test_a_storm_changes_nothing(tmp_path):
     assert storm.contents(place) == storm.contents(tmp_path / "none")
 
 
-def at_step(step, place, monkeypatch, call):
-    """Have `call` made when a run gets to a place in a step: a function of train.py, or of a class."""
-    owner, name = place
-    original, step_of = getattr(owner, name), []
-    monkeypatch.setattr(train, "learning_rate", lambda s, n, rate=train.learning_rate: (step_of.append(n), rate(s, n))[1])
-
-    def then(*arguments, **options):
-        if step_of and step_of[-1] == step:
-            step_of[-1] = -1
-            call()
-        return original(*arguments, **options)
-    monkeypatch.setattr(owner, name, then)
+STOPPED = [*TINY, "--steps", 5, "--state_every", 0, "--updates_per_batch", 2, "--pass_at", 0, "--out", "run"]
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    """Runs of five steps, each in a folder of its method, in which nothing happens."""
+    """Where runs of five steps are in which nothing happens."""
     place = tmp_path_factory.mktemp("undisturbed")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(train, "evaluate", lambda policy, puzzles, k, s: np.zeros((len(puzzles), k)))
@@ -478,21 +466,27 @@ def undisturbed(tmp_path_factory):
     return place
 
 
-STOPPED = [*TINY, "--steps", 5, "--state_every", 0, "--updates_per_batch", 2, "--pass_at", 0, "--out", "run"]
-IN_ROLLOUT, IN_OPTIMIZER, IN_EVALUATION = (train, "rollout"), (Optimizer, "round_into_model"), (train, "measure_heldout")
-
-
-@pytest.mark.parametrize("method, number, place, step, kept", [
-    ("none", "SIGINT", IN_ROLLOUT, 3, 2), ("none", "SIGTERM", (train, "update"), 3, 2),
-    ("ppo", "SIGHUP", IN_OPTIMIZER, 3, 3), ("none", "SIGTERM", (run_folder, "append_row"), 4, 4),
-    ("ppo", "SIGTERM", (Critic, "learn"), 3, 2), ("ppo", "SIGINT", (torch.nn.utils, "clip_grad_norm_"), 3, 3),
-    ("none", "SIGINT", IN_EVALUATION, 4, 4), ("none", "SIGTERM", IN_ROLLOUT, 1, 0)])
-def test_a_run_that_is_stopped_goes_on_after_its_last_whole_step(method, number, place, step, kept, quick, undisturbed,
-                                                                 tmp_path, monkeypatch):
-    """With no state due in between. Guards against half a step in the state: of weights, a critic's, or a log's row."""
+@pytest.mark.parametrize("method, number, owner, name, step, kept", [
+    ("none", "SIGINT", train, "rollout", 3, 2), ("none", "SIGTERM", train, "update", 3, 2),
+    ("ppo", "SIGHUP", Optimizer, "round_into_model", 3, 3), ("none", "SIGTERM", run_folder, "append_row", 4, 4),
+    ("ppo", "SIGTERM", Critic, "learn", 3, 2), ("ppo", "SIGINT", torch.nn.utils, "clip_grad_norm_", 3, 3),
+    ("none", "SIGINT", train, "measure_heldout", 4, 4), ("none", "SIGTERM", train, "rollout", 1, 0)])
+def test_a_run_that_is_stopped_resumes_after_its_last_whole_step(method, number, owner, name, step, kept, quick,
+                                                                 undisturbed, tmp_path, monkeypatch):
+    """No state is due before. Guards against half a step in it: of weights, a critic's, or a row. A signal comes twice
+    where a launcher hands it on."""
     monkeypatch.chdir(tmp_path)
+    original, rate, now = getattr(owner, name), train.learning_rate, [0]  # the rate is asked for once a step
+
+    def stopped(*arguments, **options):
+        if now[-1] == step:
+            now.append(0)
+            for _ in range(1 + (step == 4)):
+                os.kill(os.getpid(), getattr(signal, number))
+        return original(*arguments, **options)
     with monkeypatch.context() as patch:
-        at_step(step, place, patch, lambda: os.kill(os.getpid(), getattr(signal, number)))
+        patch.setattr(train, "learning_rate", lambda s, step: now.append(step) or rate(s, step))
+        patch.setattr(owner, name, stopped)
         said = refused(run, "--mitigation", method, *STOPPED)
     assert said == f"error: interrupted{f' after step {kept}' * (kept > 0)}; continue with: python train.py --resume run"
     assert run_folder.load_state(Path("run"))["step"] == kept
@@ -500,94 +494,62 @@ def test_a_run_that_is_stopped_goes_on_after_its_last_whole_step(method, number,
     assert storm.contents(tmp_path) == storm.contents(undisturbed / method)
 
 
-def test_who_does_not_wait_for_the_step_loses_it_alone(quick, undisturbed, tmp_path, monkeypatch, capfd):
-    """A second Ctrl-C that a launcher sends at once is none. Before an evaluation there is a state."""
-    monkeypatch.chdir(tmp_path)
-    flags, now = [*STOPPED, "--state_every", 10], [time.monotonic()]
-    monkeypatch.setattr(stop.time, "monotonic", lambda: now[0])
-    interrupt = lambda: os.kill(os.getpid(), signal.SIGINT)
-    for later, said in ((1, "interrupted after step 4"), (3, "interrupted; continue")):
-        with monkeypatch.context() as patch:
-            wait = lambda: (interrupt(), now.append(now.pop() + later), interrupt())
-            at_step(4, IN_EVALUATION, patch, wait)
-            assert said in refused(run, "--mitigation", "none", *flags)
-        assert "Ctrl-C once more doesn't wait" in capfd.readouterr().err
-        assert run_folder.load_state(Path("run"))["step"] == (4 if later == 1 else 3)
-        run("--resume", "run")
-        found, expected = ({file: x for file, x in storm.contents(place).items() if file[-5:] not in (".json", "te.pt")}
-                           for place in (tmp_path, undisturbed / "none"))
-        assert found == expected
-        shutil.rmtree("run")
-
-
 def test_a_run_is_resumed_with_less_memory_and_says_so(quick, tmp_path, capsys, refusal):
     """Guards against a run that is stuck where memory ran out, other random numbers, and a change nobody can see."""
     one, two = tmp_path / "one", tmp_path / "two"
-    run(*SMALL, "--steps", 3, "--mitigation", "ppo", "--out", one)
-    run(*SMALL, "--steps", 3, "--mitigation", "ppo", "--out", two, "--state_every", 1, "--eval_every", 0)
-    state = torch.load(two / "state.pt")
-    (two / "final.json").unlink()
+    for folder in (one, two):
+        run(*SMALL, "--steps", 2, "--mitigation", "ppo", "--out", folder)
     less = ["--micro_batch", 1, "--checkpoint_activations", "--device", "cpu", "--optimizer_device", "cpu",
-            "--eval_every", 2, "--checkpoint_every", 4, "--pass_at", 2]
+            "--eval_every", 3, "--checkpoint_every", 4, "--pass_at", 2]
     assert "takes no --lr, only" in refusal(train, "--resume", two, *less, "--lr", 1)
-    run("--resume", two, *less, "--steps", 5)
-    assert "from now on: eval_every=2 (it was 0), pass_at=2 (it was 0)" in capsys.readouterr().out
+    run("--resume", two, *less, "--steps", 4)
+    assert "eval_every=3 (it was 25), pass_at=2 (it was 0)" in capsys.readouterr().out
+    changes = {"steps": [2, 4], "eval_every": [25, 3], "pass_at": [0, 2], "checkpoint_every": [0, 4],
+               "micro_batch": [16, 1], "checkpoint_activations": [False, True], "optimizer_device": ["", "cpu"]}
+    assert read_json(two / "config.json")["resumed"] == [{"after_step": 2, **changes}]
+    assert (two / "checkpoints" / "step-000004").is_dir() and rows(two)[3]["heldout_success"]
+    for folder in (one, two):
+        run("--resume", folder, "--steps", 5)
+    assert "resumed" not in read_json(one / "config.json")
     config = read_json(two / "config.json")
-    assert config["resumed"] == [{"after_step": 3, "eval_every": [0, 2], "pass_at": [0, 2], "checkpoint_every": [0, 4],
-                                  "micro_batch": [16, 1], "checkpoint_activations": [False, True],
-                                  "optimizer_device": ["", "cpu"]}]
-    assert config["settings"]["micro_batch"] == 1 and (two / "checkpoints" / "step-000004").is_dir()
-    assert [bool(row["heldout_success"]) for row in rows(two)] == [True, False, False, True, True, True]
-    run("--resume", one, "--steps", 5)
-    assert "resumed" not in read_json(one / "config.json") and state["step"] == 3
+    assert config["settings"]["micro_batch"] == 1 and len(config["resumed"]) == 1
     for step in range(1, 6):
         a, b = (credit_log(folder, step) for folder in (one, two))
         assert np.array_equal(a["token"], b["token"])
         np.testing.assert_allclose(a["credit"], b["credit"], atol=1e-4)
-    run("--resume", two, "--steps", 6)
-    config = read_json(two / "config.json")
-    assert config["settings"]["micro_batch"] == 1 and len(config["resumed"]) == 1
 
 
-def test_what_a_run_rests_on_may_move(quick, tmp_path, monkeypatch, capsys, refusal):
+def test_what_a_run_rests_on_may_move(quick, tmp_path, monkeypatch, refusal):
     """It is known by its checksum. Guards against another file in its place, in silence, too."""
     here, there = tmp_path / "here", tmp_path / "far" / "there"
     for folder in (here, there.parent, tmp_path / "else"):
         folder.mkdir()
     shutil.copytree(BUNDLED, here / "weights" / "m")
     shutil.copy(REVERSE, here / "mine.py")
-    run(*TINY, "--mitigation", "none", "--lora_rank", 2, "--steps", 1, "--out", tmp_path / "adapters")
-    shutil.move(tmp_path / "adapters" / "checkpoint" / "adapter", here / "adapter")
-    (here / "words.txt").write_text("\n".join(f"word{i}" for i in range(40)))
+    (here / "words.txt").write_text("abc")  # which this task doesn't read
     monkeypatch.chdir(here)
-    flags = ["--task", "mine.py", "--data", "words.txt", "--model", "weights/m", "--adapter", "adapter"]
-    run(*TINY, *flags, "--lora_rank", 2, "--steps", 1, "--kl", 0.1, "--out", "runs/r")
-    run(*TINY, "--steps", 1, "--out", "bundled")
+    run(*TINY, "--lora_rank", 2, "--steps", 1, "--pass_at", 0, "--out", "first")
+    flags = ["--task", "mine.py", "--data", "words.txt", "--model", "weights/m", "--adapter", "first/checkpoint/adapter"]
+    run(*TINY, *flags, "--lora_rank", 2, "--steps", 1, "--pass_at", 0, "--out", "runs/r")
     here.rename(there)
     monkeypatch.chdir(tmp_path / "else")
-    run("--resume", there / "runs" / "r", "--steps", 2)  # from another folder, and all of it moved
-    shutil.move(there / "weights" / "m", tmp_path / "else" / "q")
+    resume = ["--resume", there / "runs" / "r", "--steps"]
+    run(*resume, 2)  # from another folder, and all of it moved
+    shutil.move(there / "weights" / "m", "q")
     (tmp_path / "link").symlink_to(tmp_path / "else" / "q")
-    resume = ["--resume", there / "runs" / "r", "--steps", 3]
-    assert "say where it is now with --model" in refusal(train, *resume)
-    run(*resume, "--model", "../link")
-    assert read_json(there / "runs" / "r" / "config.json")["settings"]["model"] == "../link"
-    shutil.copytree("q", tmp_path / "other")
-    changed = load_model(tmp_path / "other")
-    changed.norm.data += 1
-    save_model(changed, tmp_path / "other")
-    shutil.copy(BUNDLED / "config.json", tmp_path / "other")
-    (tmp_path / "words.txt").write_text("\n".join(f"word{i}" for i in range(41)))
-    for folder, flag, value, said in (("bundled", "--model", tmp_path / "other", "other/model.safetensors is not what"),
-                                      ("runs/r", "--data", tmp_path / "words.txt", "words.txt is not what"),
-                                      ("runs/r", "--adapter", "", "was written with adapter=")):
-        assert said in refusal(train, "--resume", there / folder, "--steps", 4, flag, value)
-    config = read_json(there / "bundled" / "config.json")
+    assert "say where it is now with --model" in refusal(train, *resume, 3)
+    run(*resume, 3, "--model", "../link")
+    (tmp_path / "words.txt").write_text("abd")
+    shutil.copytree("q", "changed")
+    (Path("changed") / "tokenizer_config.json").write_text("{}")
+    for flag, value, said in (("--data", "../words.txt", "words.txt is not what"),
+                              ("--model", "changed", "changed/tokenizer_config.json is not what"), ("--adapter", "", "was written with adapter=")):
+        assert said in refusal(train, *resume, 4, flag, value)
+    config = read_json(there / "first" / "config.json")
     config["settings"]["model"] = "/another/clone/models/countdown-tiny"
-    del config["inputs"][str(BUNDLED / "generation_config.json")]  # as of an earlier version, without that file
-    (there / "bundled" / "config.json").write_text(json.dumps(config))
-    run("--resume", there / "bundled", "--steps", 2)
-    assert read_json(there / "bundled" / "config.json")["settings"]["model"] == str(BUNDLED)
+    (there / "first" / "config.json").write_text(json.dumps(config))
+    run("--resume", there / "first", "--steps", 2)
+    assert read_json(there / "first" / "config.json")["settings"]["model"] == str(BUNDLED)
 
 
 def test_a_test_file_is_held_out_and_nothing_of_it_trained_on(tmp_path, capsys, refusal):
