@@ -20,7 +20,8 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from plumbing import report
-from plumbing.comparison import NO_DIFFERENCE, Group, Run, by_content, comparison_warnings, group_runs, labels, run_method
+from plumbing.comparison import (NO_DIFFERENCE, Group, Run, by_content, comparison_warnings, group_runs, labels,
+                                 run_method)
 from plumbing.files import read_json
 from plumbing.flags import new_parser
 from plumbing.metrics import COLUMNS, own_columns, share_interval, share_text

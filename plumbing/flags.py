@@ -59,8 +59,8 @@ def parse(arguments: list[str], defaults: Settings, methods: dict, choices: dict
     if given.resume is not None:
         named = [word.partition("=")[0] for word in words if word.startswith("--")] + ["--config"] * bool(given.config)
         if other := [name for name in named if name[2:] not in (*FREE, *PATHS)]:
-            fail(f"--resume keeps what results depend on: it takes no {other[0]}, only --on_step, --{', --'.join(FREE)} "
-                 f"and, of what moved, --{', --'.join(PATHS)}")
+            fail(f"--resume keeps what results depend on: it takes no {other[0]}, only --on_step, "
+                 f"--{', --'.join(FREE)} and, of what moved, --{', --'.join(PATHS)}")
         words = words_of(given.resume, read_config(given.resume), words, defaults) + words
         parser.error = lambda message: fail(f"--resume {given.resume}: {message}")
     elif (file := given.config) is not None:

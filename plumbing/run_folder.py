@@ -290,7 +290,8 @@ def check_same(run: Path, state: dict, asked: dict, inputs: dict) -> None:
             f"{before['steps']} steps: resume it without --steps, or start a new run")
     for name in before.keys() - {*FREE}:  # an older version has fewer
         now = asked.get(name)
-        require(now == before[name] or name in PATHS and now and before[name], f"{run / STATE} was written with {name}={before[name]}, but "
+        require(now == before[name] or name in PATHS and now and before[name],
+                f"{run / STATE} was written with {name}={before[name]}, but "
                 f"config.json says {now}: put back the one of them that you replaced")
     # What the bundled models of earlier versions had not, but ended in the same tokens.
     later = {folder / "generation_config.json" for folder in MODELS.resolve().iterdir()}

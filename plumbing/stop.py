@@ -46,7 +46,7 @@ class Stop:
 
 @contextmanager
 def handled(stop: Stop) -> Iterator[None]:
-    """Have a Stop handle the signals, but for ignored ones, as after nohup, and outside of the thread that gets them."""
+    """Have a Stop handle the signals, but for ignored ones, as after nohup, and only in the thread that gets them."""
     main = threading.current_thread() is threading.main_thread()
     numbers = [getattr(signal, name) for name in SIGNALS if main and hasattr(signal, name)]
     before = {number: signal.signal(number, stop) for number in numbers if signal.getsignal(number) != signal.SIG_IGN}

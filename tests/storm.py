@@ -79,7 +79,8 @@ def run(words: list[str], place: Path, largest_file: int, pipe: Connection) -> N
 def start(method: str, place: Path, largest_file: int = resource.RLIM_INFINITY) -> tuple:
     """Begin the run of a place, or go on with it: the process, and where it says how it ended."""
     place.mkdir(exist_ok=True)
-    words = ["--resume", "run"] if (place / "run" / "config.json").exists() else ["--mitigation", method, *METHODS[method], *FLAGS]
+    begun = (place / "run" / "config.json").exists()
+    words = ["--resume", "run"] if begun else ["--mitigation", method, *METHODS[method], *FLAGS]
     here, there = PROCESSES.Pipe(duplex=False)
     process = PROCESSES.Process(target=run, args=(words, place, largest_file, there))
     process.start()

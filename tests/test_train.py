@@ -488,7 +488,8 @@ def test_a_run_that_is_stopped_resumes_after_its_last_whole_step(method, number,
         patch.setattr(train, "learning_rate", lambda s, step: now.append(step) or rate(s, step))
         patch.setattr(owner, name, stopped)
         said = refused(run, "--mitigation", method, *STOPPED)
-    assert said == f"error: interrupted{f' after step {kept}' * (kept > 0)}; continue with: python train.py --resume run"
+    after = f" after step {kept}" * (kept > 0)
+    assert said == f"error: interrupted{after}; continue with: python train.py --resume run"
     assert run_folder.load_state(Path("run"))["step"] == kept
     run("--resume", "run")
     assert storm.contents(tmp_path) == storm.contents(undisturbed / method)
@@ -529,8 +530,8 @@ def test_what_a_run_rests_on_may_move(quick, tmp_path, monkeypatch, refusal):
     (here / "words.txt").write_text("abc")  # which this task doesn't read
     monkeypatch.chdir(here)
     run(*TINY, "--lora_rank", 2, "--steps", 1, "--pass_at", 0, "--out", "first")
-    flags = ["--task", "mine.py", "--data", "words.txt", "--model", "weights/m", "--adapter", "first/checkpoint/adapter"]
-    run(*TINY, *flags, "--lora_rank", 2, "--steps", 1, "--pass_at", 0, "--out", "runs/r")
+    flags = ["--task", "mine.py", "--data", "words.txt", "--model", "weights/m"]
+    run(*TINY, *flags, "--adapter", "first/checkpoint/adapter", "--lora_rank", 2, "--steps", 1, "--pass_at", 0, "--out", "runs/r")
     here.rename(there)
     monkeypatch.chdir(tmp_path / "else")
     resume = ["--resume", there / "runs" / "r", "--steps"]
@@ -542,8 +543,8 @@ def test_what_a_run_rests_on_may_move(quick, tmp_path, monkeypatch, refusal):
     (tmp_path / "words.txt").write_text("abd")
     shutil.copytree("q", "changed")
     (Path("changed") / "tokenizer_config.json").write_text("{}")
-    for flag, value, said in (("--data", "../words.txt", "words.txt is not what"),
-                              ("--model", "changed", "changed/tokenizer_config.json is not what"), ("--adapter", "", "was written with adapter=")):
+    for flag, value, said in (("--data", "../words.txt", "words.txt is not what"), ("--adapter", "", "with adapter="),
+                              ("--model", "changed", "changed/tokenizer_config.json is not what")):
         assert said in refusal(train, *resume, 4, flag, value)
     config = read_json(there / "first" / "config.json")
     config["settings"]["model"] = "/another/clone/models/countdown-tiny"
