@@ -164,6 +164,8 @@ def stoppable(writer: Writer, done: int) -> Iterator[Writer]:
                 writer.save_state(stop.step)
             raise KeyboardInterrupt(f"interrupted after step {stop.step}; continue with: python train.py --resume "
                                     f"{shlex.quote(str(writer.run))}") from None
+        finally:  # to open and close it unlocks it; a notebook's process would keep it locked
+            (writer.run / "lock").read_bytes()
 
 
 def lock(folder: Path) -> None:

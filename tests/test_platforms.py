@@ -1,6 +1,7 @@
 """Where it runs: drives that rename no folder or have no locks, output that is no terminal, homes, long names."""
 import errno
 import io
+import multiprocessing
 import os
 import sys
 from pathlib import Path
@@ -73,6 +74,10 @@ def test_output_that_is_no_terminal(output, run_program, tmp_path, monkeypatch):
     """StringIO has no `reconfigure`, as ipykernel's has none. None: a program without a console."""
     monkeypatch.setattr(sys, "stdout", output)
     run_program(train, *TINY, "--out", tmp_path / "r")
+    other = multiprocessing.get_context("fork").Process(target=run_folder.lock, args=[tmp_path / "r"])
+    other.start()
+    other.join()
+    assert other.exitcode == 0  # though the process goes on
     run_program(analyze, tmp_path / "r")
     assert (tmp_path / "r" / "analysis" / "tables.md").is_file()
     assert not output or "step    1/1" in output.getvalue()
