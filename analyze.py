@@ -20,8 +20,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from plumbing import report
-from plumbing.comparison import (NO_DIFFERENCE, Group, Run, by_content, comparison_warnings, group_runs, labels,
-                                 run_method)
+from plumbing.comparison import NO_DIFFERENCE, Group, Run, comparison_warnings, group_runs, labels, run_method, unmoved
 from plumbing.files import read_json
 from plumbing.flags import new_parser
 from plumbing.metrics import COLUMNS, own_columns, share_interval, share_text
@@ -348,7 +347,7 @@ def draw_methods(groups: list[Group], file: Path) -> None:
 
 def compare_runs(folders: list[Path], logs: Iterator[dict]) -> None:
     """Print the comparison of runs; write it and a picture of the methods to comparison/ beside them."""
-    configs, out = by_content([*map(read_config, folders)]), folders[0].parent / "comparison"
+    configs, out = unmoved([*map(read_config, folders)]), folders[0].parent / "comparison"
     figures = [*map(summarize, follow("reading runs", folders), logs)]
     every = {name: np.nan for own in figures for name in own}  # NaN where a run has not measured it
     shared = [{name: x for name, x in config["settings"].items() if name not in NO_DIFFERENCE} for config in configs]

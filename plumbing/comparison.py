@@ -39,9 +39,9 @@ class Group:
         return np.array([row[figure] for row in self.rows.values()], float)
 
 
-def by_content(configs: list[dict]) -> list[dict]:
-    """The configs, in which a file or folder has the name of the first that had its content: runs of two clones, or
-    before and after their data moved, read the same."""
+def unmoved(configs: list[dict]) -> list[dict]:
+    """The configs, in which a file or folder has the name of the first that had its content, as if no clone or data
+    had moved."""
     names, found = {}, []
     for config in configs:
         s, read = dict(config["settings"]), config["inputs"]

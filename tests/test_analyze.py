@@ -354,7 +354,7 @@ def test_labels_name_what_differs():
              for seed, model, data, inputs in (
                  (0, "/x/m", "", {"/x/m/config.json": [2, 2]}), (1, "m", "", {"m/config.json": [2, 2]}),
                  (2, "m", "", {"m/config.json": [2, 3]}), (3, "m", "d", {"m/config.json": [2, 2], "d": [2, 2]}))]
-    assert comparison.labels(comparison.by_content(moved)) == ["a model=/x/m", "a model=/x/m", "a model=m",
+    assert comparison.labels(comparison.unmoved(moved)) == ["a model=/x/m", "a model=/x/m", "a model=m",
                                                                "a data=d model=/x/m"]
     assert comparison.labels([config("a", new=1), config("a", new=2), config("a")]) == ["a new=1", "a new=2", "a"]
 

@@ -85,7 +85,7 @@ def test_output_that_is_no_terminal(output, run_program, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("program", ["/lib/ipykernel_launcher.py", "/lib/colab_kernel_launcher.py"])
 def test_a_notebooks_own_words_are_no_flags(program, monkeypatch):
-    monkeypatch.setattr(sys, "argv", [program, "-f", "/home/me/kernel-1.json"])
+    monkeypatch.setattr(sys, "argv", [program, "-f", "kernel-1.json"])
     asked = mock.Mock(side_effect=ValueError)
     monkeypatch.setattr(train, "start", asked)
     with pytest.raises(SystemExit):
