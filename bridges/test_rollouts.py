@@ -140,6 +140,23 @@ def test_groups_of_another_size_are_left_out_aloud(sampled, tmp_path):
     assert "2 rollouts were left out: their groups are not of 1, " in said
 
 
+@pytest.mark.parametrize("prompts, named, kept, said", [
+    ("AAAABBBB", False, "AAAABBBB", None), ("AAAABBBBAAAA", False, "BBBB", "1 of these prompts came several times"),
+    ("AAAAAAAABBBB", False, "BBBB", "came several times"), ("ABABABAB", False, "AAAABBBB", "don't stand side by side"),
+    ("AAAABBBBAAAA", True, "AAAABBBBAAAA", None)])
+def test_a_prompt_that_was_drawn_twice_is_no_group_silently(prompts, named, kept, said):
+    rows = [program.Rollout(1, str(i // 4) if named else None, [ord(prompt)], prompt, [1], [1], 0.0, {}, None, (0, i))
+            for i, prompt in enumerate(prompts)]
+    found, G, notes = program.in_groups(rows, compared=False)
+    assert G == 4 and "".join(rollout.prompt_text for rollout in found) == kept
+    assert said in " ".join(notes) if said else not notes
+
+
+def test_every_other_step(sampled, tmp_path):
+    rows = [row | {"step": step} for step in (2, 3, 5) for row in sampled[1]]
+    assert read(tmp_path / "r", rows, "--every", 2)[1]["their_step"][1:].tolist() == [2, 5]
+
+
 def test_each_step_is_read_by_its_checkpoint(sampled, tmp_path, refusal):
     """Against transformers and PEFT: another model or adapter for some steps. Guards against the step's own weights,
     which it has trained, and against the last ones."""

@@ -17,13 +17,16 @@ from peft import LoraConfig
 from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
 
 import countdown_task
+from bridges import rollouts
 from bridges.foreign import FACTS, TASK, find_credit
+from bridges.recorder import RolloutTrainer
 from bridges.trl import CreditTrainer
 from grpo import compare, shape_reward, update
 from methods import MITIGATIONS, ORDER
 from mitigations import uniform
 from plumbing.launch import BUNDLED, MODELS
 from plumbing.registry import assign_credit
+from plumbing.runs import read_credit, read_metrics
 from queries import Queries
 from qwen2_model import save_model, to_checkpoint
 from rollout import rollout
@@ -131,13 +134,13 @@ def given(batch, monkeypatch):
     return [part(name) for name in batch.weights]
 
 
-def on_ours(folder, batch, monkeypatch, config=None, **options):
+def on_ours(folder, batch, monkeypatch, config=None, cls=CreditTrainer, **options):
     """A trainer on our batch, in float64, and TRL's batch with its credit."""
     parts = given(batch, monkeypatch)
     config = dict(per_device_train_batch_size=Q * G, max_completion_length=LIMIT, seed=0, shuffle_dataset=False,
                   reward_weights=[*batch.weights.values()]) | (config or {})
     rows = datasets.Dataset.from_dict({"prompt": [str(q) for q in range(Q)]})
-    trainer = make(CreditTrainer, folder / "out", config, folder / "policy", torch.float64, train_dataset=rows, **options)
+    trainer = make(cls, folder / "out", config, folder / "policy", torch.float64, train_dataset=rows, **options)
     trainer.reward_funcs, trainer.reward_func_names = parts, [part.__name__ for part in parts]
     if trainer.ref_model:
         trainer.ref_model.load_state_dict(
@@ -311,12 +314,12 @@ def test_log_p_is_the_adapter_s(config, sampled, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["none", "entropy_ratio", "turn_mean", "turn_baseline"])
-def test_what_tools_say_is_no_token(name, tmp_path, monkeypatch):
-    """Our episodes of the guessing game, as TRL has tool results."""
+def test_what_tools_say_is_no_token(name, tmp_path, monkeypatch, run_program):
+    """Our episodes of the guessing game, as TRL has tool results: in the batch, recorded, and read back."""
     batch, policy = sample(tmp_path, "--task guess")
     assert sum(map(len, batch.before)) > Q
-    trainer, inputs = on_ours(tmp_path, batch, monkeypatch, credit=name, advantage="grpo", success="answer",
-                              tokenizer=MODELS / "guess-tiny")
+    trainer, inputs = on_ours(tmp_path, batch, monkeypatch, cls=RolloutTrainer, credit=name, advantage="grpo",
+                              success="answer", tokenizer=MODELS / "guess-tiny")
     for field in ("tokens", "mask", "role"):
         assert torch.equal(getattr(trainer.batch, field), getattr(batch, field))
     for field in ("before", "text", "spans"):
@@ -325,6 +328,11 @@ def test_what_tools_say_is_no_token(name, tmp_path, monkeypatch):
     mine = (inputs["completion_mask"] * inputs["tool_mask"]).bool()  # (B, C)
     assert not paid[~mine].any() and mine.sum() == batch.mask.sum() < mine.numel()
     torch.testing.assert_close(paid[mine], credit[batch.mask].float(), atol=1e-4, rtol=1e-4)
+    run_program(rollouts, tmp_path / "out" / "rollouts-0.jsonl", "--model", MODELS / "guess-tiny", "--out", tmp_path / "r",
+                "--mitigation", name)
+    (log,) = read_credit(tmp_path / "r", read_metrics(tmp_path / "r"))
+    assert log["reply_token"].tolist() == [x for said in batch.before for words in said.values() for x in words]
+    torch.testing.assert_close(torch.from_numpy(log["credit"]), paid[mine], atol=1e-4, rtol=1e-4)
 
 
 def test_several_processes_give_the_same_credit(tmp_path):
