@@ -27,7 +27,8 @@ class Stop:
             raise KeyboardInterrupt
 
     def versions(self) -> list[tuple[int, int]]:
-        """Where each tensor of the learners is, and how often it was written to, as PyTorch counts."""
+        """Where each tensor of the learners is, and how often it was written to, as PyTorch counts. (It doesn't count
+        what the fused AdamW writes to weights, but Adam's counters of steps, which change first.)"""
         found, nested = [], [learner.state_dict() for learner in self.learners.values()]
         while nested:
             value = nested.pop()
