@@ -33,7 +33,8 @@ from plumbing.policy import Policy
 from plumbing.processes import leave
 from plumbing.progress import Progress, command_line, one_sentence
 from plumbing.registry import assign_credit
-from plumbing.run_folder import Writer, stoppable
+from plumbing.run_folder import Writer
+from plumbing.stop import stoppable
 from queries import Queries
 from rollout import EVALUATION, TokenBatch, draw_puzzles, draw_uniforms, generate_and_grade, prompted, rollout
 from settings import Settings
@@ -55,6 +56,7 @@ def train(s: Settings, mitigation: Callable[[TokenBatch], Tensor], policy: Polic
         reward = shape_reward(batch, s)  # (B,) the graded one, unless --shaping changes it
         batch.advantage = compare(batch, s.advantage, reward)  # (B,) by default GRPO's (r - mean) / std of the group
         credit = assign_credit(batch, mitigation, s)  # (B, T) mitigation(batch), checked
+        writer.stop.held = True  # a signal waits until the row is written
         row = update(policy, optimizer, batch, credit, s)  # columns of metrics.csv
         add_step_columns(row, step, batch, step_began)  # columns of the rollout: means of the batch, tokens, seconds
         if step == s.steps or (s.eval_every and step % s.eval_every == 0):

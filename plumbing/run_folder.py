@@ -14,10 +14,9 @@ import platform
 import shlex
 import shutil
 import zlib
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Callable, Iterable, Iterator, NamedTuple
+from typing import Any, Callable, Iterable, NamedTuple
 
 import numpy as np
 import torch
@@ -30,7 +29,7 @@ from plumbing.model_folder import files_beside
 from plumbing.processes import first_alone, gather, leads
 from plumbing.progress import command_line
 from plumbing.runs import FREE, PATHS, read_config, read_credit, read_metrics
-from plumbing.stop import Stop, handled
+from plumbing.stop import Stop
 from settings import Settings
 
 try:
@@ -69,7 +68,7 @@ class Writer(NamedTuple):
     write_weights: Callable[[Path], object]  # fills a model folder
     on_step: Callable[[dict], object] = lambda row: None  # is handed each row of metrics.csv
     logged: Iterable[str] = ()  # the names in batch.log, as the trial step has them
-    whole: Callable[[int], object] = lambda step: None  # is told of each step that is written
+    stop: Stop | None = None  # from `stoppable`, which handles signals
 
     def open(self, fixed: dict[str, str], columns: Iterable[str], resume: bool) -> tuple[int, dict]:
         """Create the run folder, or load the state of a run to resume: how many steps are done, and what the last row
@@ -120,7 +119,7 @@ class Writer(NamedTuple):
                 write_samples(self.run, step, batch)
             self.save(step)
             self.on_step(row)  # after `save`: if it fails, the run can be resumed
-        self.whole(step)
+        self.stop.whole(step)
 
     def save(self, step: int) -> None:
         """Write the checkpoints and the state that are due."""
@@ -148,24 +147,6 @@ class Writer(NamedTuple):
         """Write final.json."""
         if leads():
             write_json(self.run / "final.json", final)
-
-
-@contextmanager
-def stoppable(writer: Writer, done: int) -> Iterator[Writer]:
-    """The writer of a run that has done so many steps. Who stops the run finds the state of its last whole step."""
-    stop = Stop(writer.learners, done)
-    with handled(stop):
-        try:
-            yield writer._replace(whole=stop.whole)
-        except KeyboardInterrupt:
-            if stop.step == 0 or stop.versions() != stop.known:
-                raise
-            if leads():
-                writer.save_state(stop.step)
-            raise KeyboardInterrupt(f"interrupted after step {stop.step}; continue with: python train.py --resume "
-                                    f"{shlex.quote(str(writer.run))}") from None
-        finally:  # to open and close it unlocks it; a notebook's process would keep it locked
-            (writer.run / "lock").read_bytes()
 
 
 def lock(folder: Path) -> None:

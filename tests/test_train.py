@@ -467,9 +467,9 @@ def undisturbed(tmp_path_factory):
 
 
 @pytest.mark.parametrize("method, number, owner, name, step, kept", [
-    ("none", "SIGINT", train, "rollout", 3, 2), ("none", "SIGTERM", train, "update", 3, 2),
+    ("none", "SIGINT", train, "rollout", 3, 2), ("none", "SIGTERM", train, "update", 3, 3),
     ("ppo", "SIGHUP", Optimizer, "round_into_model", 3, 3), ("none", "SIGTERM", run_folder, "append_row", 4, 4),
-    ("ppo", "SIGTERM", Critic, "learn", 3, 2), ("ppo", "SIGINT", torch.nn.utils, "clip_grad_norm_", 3, 3),
+    ("ppo", "SIGTERM", Critic, "learn", 3, 3), ("ppo", "SIGINT", torch.nn.utils, "clip_grad_norm_", 3, 3),
     ("none", "SIGINT", train, "measure_heldout", 4, 4), ("none", "SIGTERM", train, "rollout", 1, 0)])
 def test_a_run_that_is_stopped_resumes_after_its_last_whole_step(method, number, owner, name, step, kept, quick,
                                                                  undisturbed, tmp_path, monkeypatch):
