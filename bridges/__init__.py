@@ -28,23 +28,18 @@ class Clone:
         return spec
 
 
-def is_own(places: Any) -> bool:
-    """Whether a module, or what would be imported, is the clone's. places: its file, or its folders."""
+def is_own(spec: ModuleSpec | None) -> bool:
+    """Whether a module is the clone's, or nobody's."""
+    places = [spec.origin] if spec and spec.has_location else spec and spec.submodule_search_locations or []
     return all(ROOT in Path(place).resolve().parents for place in places)
-
-
-def is_taken(name: str) -> bool:
-    """Whether an import of this name would find a module that is not the clone's."""
-    spec = PathFinder.find_spec(name)
-    return spec is not None and not is_own([spec.origin] if spec.has_location else spec.submodule_search_locations or [])
 
 
 @contextmanager
 def own_modules() -> Iterator[None]:
     """Inside, this clone's modules have their names. Afterwards a name that a module of somebody else has, or would
     have, is his again."""
-    others = {name: module for name, module in sys.modules.items() if name.partition(".")[0] in NAMES and module
-              and not is_own([module.__file__] if getattr(module, "__file__", None) else getattr(module, "__path__", []))}
+    others = {name: module for name, module in sys.modules.items()
+              if name.partition(".")[0] in NAMES and not is_own(getattr(module, "__spec__", None))}
     for name in others:
         del sys.modules[name]
     sys.modules.update(hidden)
@@ -53,7 +48,6 @@ def own_modules() -> Iterator[None]:
         yield
     finally:
         sys.meta_path.remove(Clone)
-        ours = [name for name in sys.modules if name.partition(".")[0] in NAMES]
-        taken = {top for top in NAMES if top in others or is_taken(top)} - {"bridges"}
-        hidden.update({name: sys.modules.pop(name) for name in ours if name.partition(".")[0] in taken})
+        taken = {name for name in NAMES - {"bridges"} if name in others or not is_own(PathFinder.find_spec(name))}
+        hidden.update({name: sys.modules.pop(name) for name in [*sys.modules] if name.partition(".")[0] in taken})
         sys.modules.update(others)

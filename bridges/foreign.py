@@ -2,8 +2,8 @@
 
 Nothing is decoded, and no model is run, before a credit function looks at it.
 
-Alphabet: B responses, G to each of Q prompts, T sampled tokens of the longest one. In the other trainer's tensors it has
-C columns: what the environment said stands there between the sampled tokens.
+Alphabet: B responses, G to each of Q prompts, T sampled tokens of the longest one. In the other trainer's tensors it
+has C columns: what the environment said stands there between the sampled tokens.
 """
 from types import SimpleNamespace
 from typing import Any, Callable, NamedTuple, Sequence
@@ -36,8 +36,8 @@ HERE_ALONE = {"continuations": ("vineppo", "turn_vine", "oracle"), "a grader": (
 
 def no_grader(*_: Any) -> dict:
     """Stands for the task's grade."""
-    raise ValueError("this credit function samples or grades further texts, and responses from elsewhere have no grader: "
-                     "train with a task, see docs/extend.md")
+    raise ValueError("this credit function grades further texts, and responses from elsewhere have no grader: train "
+                     "with a task, see docs/extend.md")
 
 
 # What a task is to responses from elsewhere: what a text says by itself, but nothing that must be known of a puzzle.
@@ -55,7 +55,7 @@ def find_credit(credit: str | Callable, task: Any, told: set[str], trainer: str)
     if isinstance(method, CreditFunction):
         require(given.keys() <= method.parameters.keys(), f"{method.name} takes no {', '.join(given)}: it has "
                 f"{', '.join(method.parameters) or 'no hyper-parameters'}")
-        of = method.parameters.get("of") and (given.get("of") or method.parameters["of"])  # the one that it turns around
+        of = given.get("of", method.parameters.get("of"))  # the other method that it turns around or averages
         told = told | ({"a grader"} if getattr(task, "grade", no_grader) is not no_grader else set())
         lacks = [need for need, names in HERE_ALONE.items() if need not in told and {method.name, of} & {*names}]
         lacks += [need for need in required(method.name, given) if need not in told and not hasattr(task, need)]
@@ -66,7 +66,7 @@ def find_credit(credit: str | Callable, task: Any, told: set[str], trainer: str)
 
 
 def assign_credit(batch: Any, credit: Callable, step: int) -> Tensor:
-    """The credit (B, T) of a batch's tokens; ValueError, with the step and the function, where it is no finite number."""
+    """The credit (B, T) of a batch's tokens; ValueError, with step and function, where it is no finite number."""
     method = getattr(credit, "func", credit)
     name = getattr(method, "name", getattr(method, "__name__", "credit"))
     try:
@@ -77,7 +77,7 @@ def assign_credit(batch: Any, credit: Callable, step: int) -> Tensor:
 
 
 class Layout(NamedTuple):
-    """Responses as TokenBatch has them, of sampled tokens alone, and where these stand in the other trainer's tensors."""
+    """Responses as TokenBatch has them, of sampled tokens alone; and where these stand in the other trainer's."""
 
     tokens: Tensor  # (B, T)
     mask: Tensor  # (B, T) bool
@@ -100,7 +100,7 @@ class Layout(NamedTuple):
 
 def layout(responses: Sequence[list[int]], sampled: Sequence[list] | None = None, C: int = 0,
            device: Any = "cpu") -> Layout:
-    """The layout of B responses without padding. sampled: 1 for each token that the policy wrote; None: it wrote all."""
+    """The layout of B responses without padding. sampled: 1 for each token of the policy's; None: all are."""
     sampled = [[1] * len(row) for row in responses] if sampled is None else sampled
     own, before = zip(*map(without_replies, responses, sampled))  # B each
     pad = lambda rows: pad_sequence([torch.tensor(row, dtype=torch.long) for row in rows], batch_first=True).to(device)
@@ -110,7 +110,7 @@ def layout(responses: Sequence[list[int]], sampled: Sequence[list] | None = None
 
 
 def without_replies(response: list[int], sampled: list) -> tuple[list[int], dict[int, list[int]]]:
-    """The sampled tokens of a response, and the replies as Samples of sampler.py has them: by the token they precede."""
+    """The sampled tokens of a response, and its replies, as Samples of sampler.py has them: by the token behind."""
     own, before = [], {}
     for token, mine in zip(response, sampled, strict=True):
         (own if mine else before.setdefault(len(own), [])).append(token)
@@ -118,8 +118,8 @@ def without_replies(response: list[int], sampled: list) -> tuple[list[int], dict
 
 
 class ForeignBatch(TokenBatch):
-    """B responses, those to a prompt side by side. read(name) -> {name: its value, and perhaps others'}, of FACTS, (B, T)
-    each, or the tokenizer; it is called when a credit function looks at one of them."""
+    """B responses, those to a prompt side by side. read(name) returns {name: value, and perhaps others}, of FACTS,
+    (B, T) each, or of the tokenizer: it is called when a credit function looks at one of them."""
 
     def __init__(self, own: Layout, read: Callable[[str], dict[str, Any]], grades: dict[str, Tensor], success: Tensor,
                  **known: Any):

@@ -32,9 +32,9 @@ CREDITS = ("none", "token_type", "prefix_tree", "tempo", "ktae", "inverse_logpro
 LARGER = dict(vocab_size=20000, hidden_size=384, intermediate_size=1152, num_hidden_layers=6, num_attention_heads=6,
               num_key_value_heads=2, tie_word_embeddings=True, eos_token_id=1, pad_token_id=0)  # 20 million parameters
 NOTE = ("Written by `python -m bridges.measure` with TRL 1.16.0: 8 puzzles, 4 responses each, 64 tokens. Length of the "
-        "first gradient over that of `none`, on the bundled model. In {rounds} rounds, processor time of a step over TRL's "
-        "own, the median and the largest: by parameters, and *twice* with `num_iterations=2`, where TRL reads the batch "
-        "itself. (The times need an idle machine; with `--rounds 0` there are none.)")
+        "first gradient over that of `none`, on the bundled model. In {rounds} rounds, processor time of a step over "
+        "TRL's own, the median and the largest: by parameters, and *twice* with `num_iterations=2`, where TRL reads "
+        "the batch itself. (The times need an idle machine; with `--rounds 0` there are none.)")
 
 
 def run(cls: type, large: bool, iterations: int, steps: int, **options: Any) -> tuple[Any, float]:

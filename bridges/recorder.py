@@ -1,5 +1,5 @@
-"""CreditTrainer, and with credit="none" TRL's GRPOTrainer, recording its rollouts in its output_dir: rollouts-0.jsonl, a
-file for each process, which bridges/rollouts.py reads.
+"""CreditTrainer, and with credit="none" TRL's GRPOTrainer, recording its rollouts in its output_dir: rollouts-0.jsonl
+and so on, a file for each process, which bridges/rollouts.py reads.
 """
 import json
 from pathlib import Path

@@ -162,8 +162,8 @@ def in_groups(rollouts: list[Rollout], compared: bool) -> tuple[list[Rollout], i
     doubtful = sum(len(groups[key]) == G for key in apart)
     notes = [f"{others:,} rollouts were left out: their groups are not of {G}, as most are"] * (others > 0)
     notes += [f"{twice:,} of these prompts came several times in a step: the field group would tell"] * (twice > 0)
-    notes += [f"the rows of {doubtful:,} groups don't stand side by side: if a step had a prompt twice, they are mixed, "
-              "and the field group would tell"] * (doubtful > 0)
+    notes += [f"the rows of {doubtful:,} groups don't stand side by side: if a step had a prompt twice, they are "
+              "mixed, and the field group would tell"] * (doubtful > 0)
     return sorted(found, key=lambda rollout: rollout.step), G, notes
 
 
@@ -309,7 +309,8 @@ def convert(files: list[Path], options: Options, hyper_parameters: dict) -> None
             f"{len(rollouts):,} responses, {G} to a prompt, in {s.steps} steps; advantage: "
             f"{'ours, ' * (s.advantage != 'theirs')}{s.advantage}; a reward above {middle:g} counts as success",
             *[f"each step was read by the newest checkpoint before it: {taken}"] * (folder != Path(options.model)),
-            *notes, *[f"{early:,} rollouts were left out: there is no checkpoint before their step; {SAVE}"] * (early > 0),
+            *notes,
+            *[f"{early:,} rollouts were left out: there is no checkpoint before their step; {SAVE}"] * (early > 0),
             verdict(*known)]
     text = "\n".join(said) + "\n"
     (Path(s.out) / "rollouts.txt").write_text(text, encoding="utf-8")

@@ -52,8 +52,9 @@ def make(cls, folder, config=None, model=BUNDLED, dtype=torch.float32, tokenizer
                  max_completion_length=40, bf16=False, learning_rate=2e-3, report_to=[], save_strategy="no", seed=3,
                  disable_tqdm=True, reward_weights=[1.0, 0.1], gradient_checkpointing=False, logging_steps=1)
     rows = [{"prompt": "".join(countdown_task.prompt(puzzle, False)), "n": i} for i, puzzle in enumerate(PUZZLES)]
+    options = {"train_dataset": datasets.Dataset.from_list(rows)} | options
     return cls(Qwen2ForCausalLM.from_pretrained(model, dtype=dtype), [grader("answer"), grader("format")],
-               trl.GRPOConfig(**usual | (config or {})), **{"train_dataset": datasets.Dataset.from_list(rows)} | options,
+               trl.GRPOConfig(**usual | (config or {})), **options,
                processing_class=PreTrainedTokenizerFast.from_pretrained(tokenizer))
 
 
@@ -121,7 +122,7 @@ def given(batch, monkeypatch):
     now = []
 
     def generate(self, prompts):
-        now[:] = range(len(prompts) * self.accelerator.process_index, len(prompts) * (1 + self.accelerator.process_index))
+        now[:] = range(Q * G)[len(prompts) * self.accelerator.process_index :][: len(prompts)]
         masks = [[mine for _, mine in whole[i]] for i in now] if any(batch.before) else None
         ids, texts = [[token for token, _ in whole[i]] for i in now], [batch.text[i] for i in now]
         return [batch.prompts[i // G] for i in now], ids, masks, texts, None, {}, None, []
@@ -148,7 +149,8 @@ def on_ours(folder, batch, monkeypatch, config=None, cls=CreditTrainer, **option
     trainer.model.train()
     trainer.current_gradient_accumulation_steps = 1
     n, k = Q * G // trainer.accelerator.num_processes, trainer.accelerator.process_index
-    return trainer, trainer._generate_and_score_completions([{"prompt": str(i // G)} for i in range(k * n, (k + 1) * n)])
+    mine = range(k * n, (k + 1) * n)
+    return trainer, trainer._generate_and_score_completions([{"prompt": str(i // G)} for i in mine])
 
 
 def ours(batch, policy, words):
@@ -224,8 +226,9 @@ def test_every_credit_function_runs_or_is_refused_by_name(sampled):
 @pytest.mark.parametrize("options, said", [
     (dict(credit="entropy_ratio", config=dict(importance_sampling_level="sequence")), "the mean of their credit"),
     (dict(credit="vineppo"), "vineppo needs continuations"), (dict(credit="dpo"), "set its beta"),
-    (dict(credit="entropyratio"), "there is no credit function 'entropyratio'"), (dict(success="zzz"), "'zzz', but answer"),
-    (dict(credit=partial(MITIGATIONS["curious"], bonuss=1.0)), "curious takes no bonuss"), (dict(advantage="z"), "'z' is"),
+    (dict(credit="entropyratio"), "there is no credit function 'entropyratio'"),
+    (dict(success="zzz"), "'zzz', but answer"), (dict(advantage="z"), "'z' is"),
+    (dict(credit=partial(MITIGATIONS["curious"], bonuss=1.0)), "curious takes no bonuss"),
     (dict(credit=lambda batch: batch.mask / 0), "step 1, credit function <lambda>: .*without NaN"),
     (dict(credit=lambda batch: batch.ask.hidden), "batch.ask.hidden is not told by this trainer")])
 def test_what_cannot_work_is_one_sentence(options, said, tmp_path):
@@ -299,7 +302,8 @@ def test_passes(config, own, asked, sampled, monkeypatch):
         assert len(passes) == expected
 
 
-@pytest.mark.parametrize("config", [{}, dict(num_iterations=2), dict(beta=0.1), dict(beta=0.1, num_iterations=2)], ids=str)
+@pytest.mark.parametrize("config", [{}, dict(num_iterations=2), dict(beta=0.1),
+                                    dict(beta=0.1, num_iterations=2)], ids=str)
 def test_log_p_is_the_adapter_s(config, sampled, monkeypatch):
     """With LoRA the reference is the same model without its adapter. Against transformers."""
     folder, batch, *_ = sampled
@@ -328,8 +332,8 @@ def test_what_tools_say_is_no_token(name, tmp_path, monkeypatch, run_program):
     mine = (inputs["completion_mask"] * inputs["tool_mask"]).bool()  # (B, C)
     assert not paid[~mine].any() and mine.sum() == batch.mask.sum() < mine.numel()
     torch.testing.assert_close(paid[mine], credit[batch.mask].float(), atol=1e-4, rtol=1e-4)
-    run_program(rollouts, tmp_path / "out" / "rollouts-0.jsonl", "--model", MODELS / "guess-tiny", "--out", tmp_path / "r",
-                "--mitigation", name)
+    run_program(rollouts, tmp_path / "out" / "rollouts-0.jsonl", "--model", MODELS / "guess-tiny",
+                "--out", tmp_path / "r", "--mitigation", name)
     (log,) = read_credit(tmp_path / "r", read_metrics(tmp_path / "r"))
     assert log["reply_token"].tolist() == [x for said in batch.before for words in said.values() for x in words]
     torch.testing.assert_close(torch.from_numpy(log["credit"]), paid[mine], atol=1e-4, rtol=1e-4)

@@ -100,7 +100,8 @@ def test_credit_is_ours(name, batch, queue):
 
 @pytest.mark.parametrize("words, said", [
     (["+credit.name=vineppo"], "vineppo needs continuations"), (["+credit.name=zzz"], "no credit function 'zzz'"),
-    (["+credit.name=dpo"], "dpo needs reference"), (["+credit.name=optimal_baseline"], "does not tell batch.logit_grad"),
+    (["+credit.name=dpo"], "dpo needs reference"),
+    (["+credit.name=optimal_baseline"], "does not tell batch.logit_grad"),
     (["+credit.name=none", "actor_rollout_ref.actor.policy_loss.loss_mode=geo_mean"], "the mean of their credit"),
     (["+credit.name=none", "algorithm.adv_estimator=rloo", "+credit.powerr=1"], "none takes no powerr")])
 def test_what_cannot_work_is_one_sentence(words, said, batch, queue):

@@ -3,9 +3,9 @@
     from bridges.trl import CreditTrainer
     trainer = CreditTrainer(model, reward_funcs, args=config, train_dataset=data, credit="entropy_ratio")
 
-TRL samples, grades, compares and updates, with all that it has for that; `credit` takes the place of its advantages. The
-function gets the whole step: the responses of all processes that were sampled together. It was written for trl==1.16.0,
-and stands on four of its private methods.
+TRL samples, grades, compares and updates, with all that it has for that; `credit` takes the place of its advantages.
+The function gets the whole step: the responses of all processes that were sampled together. It was written for
+trl==1.16.0, and stands on four of its private methods.
 """
 from functools import cached_property
 from tempfile import TemporaryDirectory
@@ -22,6 +22,7 @@ from bridges.foreign import TASK, Asked, ForeignBatch, Layout, assign_credit, fi
 
 with own_modules():
     from grpo import ADVANTAGES
+    from methods import MITIGATIONS
     from mitigations import reweighting, token_credit  # noqa: F401  for a function in a script
     from plumbing.files import require
     from plumbing.tokenizer import Tokenizer
@@ -63,7 +64,7 @@ class CreditTrainer(GRPOTrainer):
     credit: the name of a credit function, or a function of the batch, such as partial(surprise, power=0.5).
     advantage: TRL's own ("theirs"), or a name of --advantage. normalize: see --normalize.
     success: a response succeeds if its reward is above this number or, of a name, what that reward function returns.
-    format: the name of the reward function that pays for layout. task: has `roles` and the like for rows of the data set.
+    format: the name of the reward function that pays for layout. task: has `roles` and the like for the data's rows.
     """
 
     def __init__(self, *arguments: Any, credit: str | Callable = "none", advantage: str = "theirs",
@@ -71,8 +72,9 @@ class CreditTrainer(GRPOTrainer):
                  **options: Any):
         super().__init__(*arguments, **options)
         self.credit = find_credit(credit, task, {"reference"} if self.beta else set(), "TRL's trainer")
-        require(self.importance_sampling_level == "token" or credit == "none", "with importance_sampling_level="
-                "'sequence' TRL gives all tokens of a response the mean of their credit: leave it at 'token'")
+        require(self.importance_sampling_level == "token" or self.credit is MITIGATIONS["none"],
+                "with importance_sampling_level='sequence' TRL gives all tokens of a response the mean of their "
+                "credit: leave it at 'token'")
         require(advantage in ("theirs", *ADVANTAGES), f"advantage={advantage!r} is none of theirs, "
                 f"{', '.join(ADVANTAGES)}")
         for name in filter(None, (success, format)):
@@ -184,7 +186,7 @@ class CreditTrainer(GRPOTrainer):
         tokens = output["completion_ids"]  # (b, C)
         if not watched:
             length = torch.tensor([[len(row)] for row in self.generated[1]], device=tokens.device)  # (b, 1)
-            real = torch.arange(tokens.shape[1], device=tokens.device) < length  # (b, C) where TRL masks a response, too
+            real = torch.arange(tokens.shape[1], device=tokens.device) < length  # (b, C) also of one that TRL masks
             watched.append(Watched(self.model))
             super()._get_per_token_logps_and_entropies(
                 watched[0], torch.cat((output["prompt_ids"], tokens), 1),
