@@ -4,10 +4,10 @@ import io
 import multiprocessing
 import os
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from unittest import mock
 
-import numpy as np
 import pytest
 
 import analyze
@@ -16,14 +16,10 @@ from models import warm_start
 from plumbing import run_folder
 from plumbing.launch import BUNDLED
 from plumbing.runs import is_finished, read_config
+from tests.fixtures import refused
 
 TINY = ["--questions", 2, "--answers", 3, "--eval_problems", 2, "--max_new_tokens", 10, "--pass_at", 0, "--steps", 1]
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    """No time for evaluation: no puzzle is ever solved."""
-    monkeypatch.setattr(train, "evaluate", lambda policy, puzzles, k, s: np.zeros((len(puzzles), k)))
+pytestmark = pytest.mark.usefixtures("quick")
 
 
 def on_drive(call, rename_folders):
@@ -31,8 +27,7 @@ def on_drive(call, rename_folders):
     def rename(source, target):
         held = [os.path.realpath(entry.path) for entry in os.scandir("/proc/self/fd")]
         held += [line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()]
-        busy = any(Path(os.path.realpath(path)) in (Path(file), *Path(file).parents)
-                   for path in (source, target) for file in held)
+        busy = any(f"{file}/".startswith(f"{os.path.realpath(path)}/") for path in (source, target) for file in held)
         if busy or os.path.isdir(source) and not rename_folders:
             raise PermissionError(errno.EACCES, "Permission denied", str(source))
         return call(source, target)
@@ -60,13 +55,10 @@ def test_a_run_on_a_disk_without_locks_goes_on_and_says_so(code, tmp_path, monke
     """None: a system without locks. A disk that fails is no such disk."""
     no_lock = mock.Mock(side_effect=OSError(getattr(errno, code or "EIO"), "no"))
     monkeypatch.setattr(*(run_folder.fcntl, "lockf", no_lock) if code else (run_folder, "fcntl", None))
-    if code == "EIO":
-        with pytest.raises(OSError):
-            run_folder.lock(tmp_path)
-        return
-    run_folder.lock(tmp_path)
-    assert f"no locks for {tmp_path}" in capsys.readouterr().out
-    assert (tmp_path / "lock").read_text() == str(os.getpid())
+    with pytest.raises(OSError) if code == "EIO" else nullcontext():
+        run_folder.lock(tmp_path)
+    assert (f"no locks for {tmp_path}" in capsys.readouterr().out) == (code != "EIO")
+    assert (tmp_path / "lock").read_text() == str(os.getpid()) * (code != "EIO")
 
 
 @pytest.mark.parametrize("output", [io.StringIO(), None], ids=["notebook", "none"])
@@ -83,14 +75,13 @@ def test_output_that_is_no_terminal(output, run_program, tmp_path, monkeypatch):
     assert not output or "step    1/1" in output.getvalue()
 
 
-@pytest.mark.parametrize("program", ["/lib/ipykernel_launcher.py", "/lib/colab_kernel_launcher.py"])
-def test_a_notebooks_own_words_are_no_flags(program, monkeypatch):
-    monkeypatch.setattr(sys, "argv", [program, "-f", "kernel-1.json"])
-    asked = mock.Mock(side_effect=ValueError)
+def test_a_notebooks_own_words_are_no_flags(monkeypatch):
+    asked = mock.Mock(side_effect=ValueError("no"))
     monkeypatch.setattr(train, "start", asked)
-    with pytest.raises(SystemExit):
-        train.main()
-    assert asked.call_args.args[0] == []
+    for program in ("/lib/ipykernel_launcher.py", "/lib/colab_kernel_launcher.py"):
+        monkeypatch.setattr(sys, "argv", [program, "-f", "kernel-1.json"])
+        refused(train.main)
+        assert asked.call_args.args[0] == []
 
 
 def test_the_way_home(run_program, tmp_path, monkeypatch, refusal):

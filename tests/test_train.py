@@ -59,12 +59,6 @@ def puzzles_once():
         yield
 
 
-@pytest.fixture
-def quick(monkeypatch):
-    """No time for evaluation: no puzzle is ever solved."""
-    monkeypatch.setattr(train, "evaluate", lambda policy, puzzles, k, s: np.zeros((len(puzzles), k)))
-
-
 def run(*arguments):
     """Run train.py in this process."""
     sys.argv = ["train.py", *map(str, arguments)]
@@ -450,29 +444,27 @@ def test_a_storm_changes_nothing(tmp_path):
     assert storm.contents(place) == storm.contents(tmp_path / "none")
 
 
-STOPPED = [*TINY, "--steps", 5, "--state_every", 0, "--updates_per_batch", 2, "--pass_at", 0, "--out", "run"]
+STOPPED = [*TINY, "--mitigation", "ppo", "--steps", 5, "--state_every", 0, "--updates_per_batch", 2, "--pass_at", 0,
+           "--out", "run"]
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    """Where runs of five steps are in which nothing happens."""
-    place = tmp_path_factory.mktemp("undisturbed")
+    """The files of a run in which nothing happens."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(train, "evaluate", lambda policy, puzzles, k, s: np.zeros((len(puzzles), k)))
-        for method in ("none", "ppo"):
-            (place / method).mkdir()
-            patch.chdir(place / method)
-            run("--mitigation", method, *STOPPED)
-    return place
+        patch.chdir(tmp_path_factory.mktemp("undisturbed"))
+        run(*STOPPED)
+        return storm.contents(Path())
 
 
-@pytest.mark.parametrize("method, number, owner, name, step, kept", [
-    ("none", "SIGINT", train, "rollout", 3, 2), ("none", "SIGTERM", train, "update", 3, 3),
-    ("ppo", "SIGHUP", Optimizer, "round_into_model", 3, 3), ("none", "SIGTERM", run_folder, "append_row", 4, 4),
-    ("ppo", "SIGTERM", Critic, "learn", 3, 3), ("ppo", "SIGINT", torch.nn.utils, "clip_grad_norm_", 3, 3),
-    ("none", "SIGINT", train, "measure_heldout", 4, 4), ("none", "SIGTERM", train, "rollout", 1, 0)])
-def test_a_run_that_is_stopped_resumes_after_its_last_whole_step(method, number, owner, name, step, kept, quick,
-                                                                 undisturbed, tmp_path, monkeypatch):
+@pytest.mark.parametrize("number, owner, name, step, kept", [
+    ("SIGINT", train, "rollout", 3, 2), ("SIGTERM", train, "rollout", 1, 0), ("SIGTERM", train, "update", 3, 3),
+    ("SIGHUP", Optimizer, "round_into_model", 3, 3), ("SIGTERM", run_folder, "append_row", 4, 4),
+    ("SIGTERM", Critic, "learn", 3, 3), ("SIGINT", torch.nn.utils, "clip_grad_norm_", 3, 3),
+    ("SIGINT", train, "measure_heldout", 4, 4)])
+def test_a_run_that_is_stopped_resumes_after_its_last_whole_step(number, owner, name, step, kept, quick, undisturbed,
+                                                                 tmp_path, monkeypatch):
     """No state is due before. Guards against half a step in it: of weights, a critic's, or a row. A signal comes twice
     where a launcher hands it on."""
     monkeypatch.chdir(tmp_path)
@@ -487,12 +479,12 @@ def test_a_run_that_is_stopped_resumes_after_its_last_whole_step(method, number,
     with monkeypatch.context() as patch:
         patch.setattr(train, "learning_rate", lambda s, step: now.append(step) or rate(s, step))
         patch.setattr(owner, name, stopped)
-        said = refused(run, "--mitigation", method, *STOPPED)
+        said = refused(run, *STOPPED)
     after = f" after step {kept}" * (kept > 0)
     assert said == f"error: interrupted{after}; continue with: python train.py --resume run"
     assert run_folder.load_state(Path("run"))["step"] == kept
     run("--resume", "run")
-    assert storm.contents(tmp_path) == storm.contents(undisturbed / method)
+    assert storm.contents(Path()) == undisturbed
 
 
 def test_a_run_is_resumed_with_less_memory_and_says_so(quick, tmp_path, capsys, refusal):
@@ -500,20 +492,18 @@ def test_a_run_is_resumed_with_less_memory_and_says_so(quick, tmp_path, capsys, 
     one, two = tmp_path / "one", tmp_path / "two"
     for folder in (one, two):
         run(*SMALL, "--steps", 2, "--mitigation", "ppo", "--out", folder)
-    less = ["--micro_batch", 1, "--checkpoint_activations", "--device", "cpu", "--optimizer_device", "cpu",
-            "--eval_every", 3, "--checkpoint_every", 4, "--pass_at", 2]
-    assert "takes no --lr, only" in refusal(train, "--resume", two, *less, "--lr", 1)
-    run("--resume", two, *less, "--steps", 4)
-    assert "eval_every=3 (it was 25), pass_at=2 (it was 0)" in capsys.readouterr().out
     changes = {"steps": [2, 4], "eval_every": [25, 3], "pass_at": [0, 2], "checkpoint_every": [0, 4],
                "micro_batch": [16, 1], "checkpoint_activations": [False, True], "optimizer_device": ["", "cpu"]}
-    assert read_json(two / "config.json")["resumed"] == [{"after_step": 2, **changes}]
+    less = [f"--{name}={new}" for name, (_, new) in changes.items()] + ["--device", "cpu"]
+    assert "takes no --lr, only" in refusal(train, "--resume", two, *less, "--lr", 1)
+    run("--resume", two, *less)
+    assert "eval_every=3 (it was 25), pass_at=2 (it was 0)" in capsys.readouterr().out
     assert (two / "checkpoints" / "step-000004").is_dir() and rows(two)[3]["heldout_success"]
     for folder in (one, two):
         run("--resume", folder, "--steps", 5)
-    assert "resumed" not in read_json(one / "config.json")
     config = read_json(two / "config.json")
-    assert config["settings"]["micro_batch"] == 1 and len(config["resumed"]) == 1
+    assert config["settings"]["micro_batch"] == 1 and "resumed" not in read_json(one / "config.json")
+    assert config["resumed"] == [{"after_step": 2, **changes}]
     for step in range(1, 6):
         a, b = (credit_log(folder, step) for folder in (one, two))
         assert np.array_equal(a["token"], b["token"])
@@ -523,34 +513,31 @@ def test_a_run_is_resumed_with_less_memory_and_says_so(quick, tmp_path, capsys, 
 def test_what_a_run_rests_on_may_move(quick, tmp_path, monkeypatch, refusal):
     """It is known by its checksum. Guards against another file in its place, in silence, too."""
     here, there = tmp_path / "here", tmp_path / "far" / "there"
-    for folder in (here, there.parent, tmp_path / "else"):
-        folder.mkdir()
     shutil.copytree(BUNDLED, here / "weights" / "m")
     shutil.copy(REVERSE, here / "mine.py")
     (here / "words.txt").write_text("abc")  # which this task doesn't read
     monkeypatch.chdir(here)
-    run(*TINY, "--lora_rank", 2, "--steps", 1, "--pass_at", 0, "--out", "first")
-    flags = ["--task", "mine.py", "--data", "words.txt", "--model", "weights/m"]
-    run(*TINY, *flags, "--adapter", "first/checkpoint/adapter", "--lora_rank", 2, "--steps", 1, "--pass_at", 0, "--out", "runs/r")
-    here.rename(there)
-    monkeypatch.chdir(tmp_path / "else")
+    flags = [*TINY, "--lora_rank", 2, "--steps", 1, "--pass_at", 0]
+    run(*flags, "--out", "first")
+    run(*flags, "--task", "mine.py", "--data", "words.txt", "--model", "weights/m", "--adapter",
+        "first/checkpoint/adapter", "--out", "runs/r")
+    monkeypatch.chdir(tmp_path)
+    shutil.move(here, there)
     resume = ["--resume", there / "runs" / "r", "--steps"]
     run(*resume, 2)  # from another folder, and all of it moved
-    shutil.move(there / "weights" / "m", "q")
-    (tmp_path / "link").symlink_to(tmp_path / "else" / "q")
+    (there / "weights" / "m").rename("q")
+    Path("link").symlink_to("q")
     assert "say where it is now with --model" in refusal(train, *resume, 3)
-    run(*resume, 3, "--model", "../link")
-    (tmp_path / "words.txt").write_text("abd")
-    shutil.copytree("q", "changed")
-    (Path("changed") / "tokenizer_config.json").write_text("{}")
-    for flag, value, said in (("--data", "../words.txt", "words.txt is not what"), ("--adapter", "", "with adapter="),
-                              ("--model", "changed", "changed/tokenizer_config.json is not what")):
-        assert said in refusal(train, *resume, 4, flag, value)
-    config = read_json(there / "first" / "config.json")
-    config["settings"]["model"] = "/another/clone/models/countdown-tiny"
-    (there / "first" / "config.json").write_text(json.dumps(config))
+    run(*resume, 3, "--model", "link")
+    Path("words.txt").write_text("abd")
+    assert "words.txt is not what" in refusal(train, *resume, 4, "--data", "words.txt")
+    assert "with adapter=" in refusal(train, *resume, 4, "--adapter", "")
+    Path("q/tokenizer_config.json").write_text("{}")
+    assert "link/tokenizer_config.json is not what" in refusal(train, *resume, 4)
+    config = there / "first" / "config.json"
+    config.write_text(config.read_text().replace(str(BUNDLED), "/another/clone/models/countdown-tiny"))
     run("--resume", there / "first", "--steps", 2)
-    assert read_json(there / "first" / "config.json")["settings"]["model"] == str(BUNDLED)
+    assert read_json(config)["settings"]["model"] == str(BUNDLED)
 
 
 def test_a_test_file_is_held_out_and_nothing_of_it_trained_on(tmp_path, capsys, refusal):
