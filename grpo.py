@@ -46,7 +46,6 @@ from torch import Tensor
 from plumbing.metrics import token_sums, tokens_in, update_columns
 from plumbing.optimizer import Optimizer
 from plumbing.policy import Policy
-from plumbing.processes import my_part
 from plumbing.registry import check_finite, check_loss
 from qwen2_model import Qwen2
 from rollout import TokenBatch, by_group, group_mean, responses
@@ -227,17 +226,6 @@ LOSS_NORMS = {
 # ---------------------------------------------------------------------------------------------------- update
 
 
-def my_responses(batch: TokenBatch, credit: Tensor, s: Settings) -> Tensor:
-    """The responses (m,) that the update reads. Of several processes, each has the whole batch and some of the groups.
-
-    Responses without credit (B, T) on any token have no gradient, since the losses multiply by it. They are left out
-    unless there is a KL penalty, which they have, too. (A bonus that you add to the loss needs them, too.)
-    """
-    used = (credit != 0).any(1) | (s.kl > 0)  # (B,)
-    groups = my_part(batch.group[used].unique())  # all of them, unless several processes share them
-    return (used & torch.isin(batch.group, groups)).nonzero()[:, 0]
-
-
 def read_with_gradient(model: Qwen2, batch: TokenBatch, rows: Tensor, at_once: int) -> Iterator[tuple[Tensor, Tensor]]:
     """The responses rows (m,), b of like length at a time: their rows in the batch (b,), and log pi of their tokens
     (b, T), with gradient. Call backward on each before you ask for the next: that frees its memory.
@@ -274,11 +262,14 @@ def update(policy: Policy, optimizer: Optimizer, batch: TokenBatch, credit: Tens
     old = batch.logprob.clone()  # (B, T) log pi in the ratio's denominator
     # Heads learn after the credit, which a critic that knew these rewards would bias, and before the model moves.
     learned = {name: head.learn(batch) for name, head in policy.heads.items()}
-    mine, updates = my_responses(batch, credit, s), []  # (m,); what metrics.csv is told of each update
+    # Responses without credit have no gradient, since the losses multiply by it. They are left out unless there is a KL
+    # penalty, which they have, too. (A bonus that you add to the loss needs them, too.)
+    used = ((credit != 0).any(1) | (s.kl > 0)).nonzero()[:, 0]  # (m,)
+    updates = []  # what metrics.csv is told of each
     for k in range(s.updates_per_batch):
         optimizer.zero_grad()
-        sums = Counter(read=tokens_in(batch, mine))  # by name
-        for rows, logprob in read_with_gradient(policy.model, batch, mine, s.micro_batch):  # (b,), then all is (b, T)
+        sums = Counter(read=tokens_in(batch, used))  # by name
+        for rows, logprob in read_with_gradient(policy.model, batch, used, s.micro_batch):  # (b,), then all is (b, T)
             mask = batch.mask[rows]
             if k == 0 and s.old_logprob == "update":  # see point 3 above
                 old[rows] = logprob.detach()
@@ -290,7 +281,6 @@ def update(policy: Policy, optimizer: Optimizer, batch: TokenBatch, credit: Tens
             loss = -(gain * share[rows])
             loss.sum().backward()
             sums.update(token_sums(batch, rows, logprob, loss, stopped, columns))  # which adds
-        # Add up the gradients of all processes, clip their norm, and take one step of AdamW.
-        norm = optimizer.step(s.max_grad_norm)  # as it was before it was clipped
+        norm = optimizer.step(s.max_grad_norm)  # clips the gradient, which had this norm, and takes AdamW's step
         updates.append((sums, norm))
     return update_columns(updates, learned)

@@ -1,6 +1,6 @@
 """What a credit function may ask about a step's responses: `batch.ask`, whose answers run the model again.
 
-Nothing is computed until it is asked for. Several processes share the work, and each of them gets the whole answer.
+Nothing is computed until it is asked for.
 
 Alphabet: Q puzzles, G responses to each, B = Q G responses, m of which are read, b at a time; T tokens of the longest
 response, S columns with replies, n sampled tokens, or continuations; D hidden size. `s` is the Settings.
@@ -16,7 +16,6 @@ from torch import Tensor
 
 from plumbing.metrics import sampling_cost, tokens_in
 from plumbing.policy import Policy, seed_of
-from plumbing.processes import shared
 from plumbing.registry import per_token
 from qwen2_model import Qwen2, probabilities, wide
 from rollout import TokenBatch, generate_and_grade, group_mean, responses
@@ -93,13 +92,7 @@ class Queries:
         batch = self.batch
         rows = (torch.arange(len(batch.tokens)) if rows is None else rows).to(batch.tokens.device)
         self.tokens_read += tokens_in(batch, rows)
-
-        def read_some(mine: list[int]) -> tuple[Tensor]:
-            asked = responses(batch, rows[mine])
-            return (read_responses(reader, model, *asked, [x[mine] for x in given], self.s.micro_batch),)
-
-        (found,) = shared(read_some, list(range(len(rows))))  # (m, T, ...)
-        return found.to(batch.tokens.device)
+        return read_responses(reader, model, *responses(batch, rows), given, self.s.micro_batch)
 
     def rollout_values(self, counts: Tensor, other: bool = False) -> Tensor:
         """The mean reward (B, T) of counts[i, t] continuations of response i from just before its token t (column 0: of

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from plumbing.policy import Policy, seed_of
-from plumbing.processes import shared
 from plumbing.progress import Progress
 from plumbing.task_file import check_roles, graded
 from sampler import Replies, Samples, generate
@@ -127,8 +126,8 @@ def rollout(policy: Policy, puzzles: list, s: Settings, step: int) -> TokenBatch
 def draw_uniforms(seed: int, step: int | str, Q: int, G: int, length: int) -> Tensor:
     """All random numbers for sampling in a step, (Q * G, length) float64 in [0, 1).
 
-    Each puzzle has its own generator, so these numbers depend neither on the other puzzles nor on how many processes
-    share the step. (A response may: products in another batch round differently, which can flip a near tie.)
+    Each puzzle has its own generator, so these numbers do not depend on the other puzzles. (A response may: products in
+    another batch round differently, which can flip a near tie.)
     """
     rows = [np.random.default_rng(seed_of("sampling", seed, step, q)).random((G, length)) for q in range(Q)]
     return torch.from_numpy(np.concatenate(rows))
@@ -175,21 +174,14 @@ def generate_and_grade(policy: Policy, prefixes: list[Prefix], uniforms: Tensor,
 def sample(policy: Policy, prefixes: list[Prefix], uniforms: Tensor, limit: Tensor | None = None,
            excluded: Tensor | None = None, greedy: bool = False, watch: Callable | None = None) -> Samples:
     """Sample B responses, one for each row of random numbers (B, T), B / Q behind each of Q prefixes, which are no part
-    of the samples. The other arguments: see `generate` of sampler.py.
-
-    Several processes share the prefixes. Each gets all samples, so the error below is raised in all of them, or none.
-    """
-    def sample_some(own: list[Prefix], uniforms: Tensor, limit: Tensor | None, excluded: Tensor | None) -> Samples:
-        """Those behind this process's own prefixes."""
-        texts, G = [prefix.prompt + prefix.response for prefix in own], len(uniforms) // len(own)
-        arguments = (policy.model, texts, uniforms, policy.tokenizer.end_tokens, limit, excluded, greedy, watch)
-        if not hasattr(policy.task, "reply"):
-            return generate(*arguments)
-        return play(*arguments, lambda i, new: reply(policy, own[i // G].puzzle, own[i // G].tokens + new))
-
-    found = shared(sample_some, prefixes, uniforms=uniforms, limit=limit, excluded=excluded)
-    device = policy.model.norm.device
-    samples = Samples(*(x.to(device) if isinstance(x, Tensor) else x for x in found))
+    of the samples. The other arguments: see `generate` of sampler.py."""
+    texts, G = [prefix.prompt + prefix.response for prefix in prefixes], len(uniforms) // len(prefixes)
+    arguments = (policy.model, texts, uniforms, policy.tokenizer.end_tokens, limit, excluded, greedy, watch)
+    if hasattr(policy.task, "reply"):
+        begun = [prefix for prefix in prefixes for _ in range(G)]  # B
+        samples = play(*arguments, lambda i, new: reply(policy, begun[i].puzzle, begun[i].tokens + new))
+    else:
+        samples = generate(*arguments)
     if not samples.logprob.isfinite().all():
         raise FloatingPointError("the model's logits are not finite: its weights are broken, or --lr is too high")
     return samples

@@ -7,8 +7,9 @@ Run it:  python train.py --mitigation none
 """
 import copy
 import inspect
+import os
 import time
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
@@ -16,7 +17,6 @@ from types import ModuleType, SimpleNamespace
 from typing import Callable
 
 import torch
-from torch import Tensor
 
 from grpo import ADVANTAGES, KL_GRADIENTS, LOSS_NORMS, LOSSES, SHAPINGS, compare, shape_reward, update
 from lora import add_adapters, load_adapters, merged, save_adapters
@@ -30,7 +30,6 @@ from plumbing.metrics import add_step_columns
 from plumbing.model_folder import write_end_tokens
 from plumbing.optimizer import Optimizer
 from plumbing.policy import Policy, seed_of
-from plumbing.processes import check_equal, join
 from plumbing.registry import assign_credit, check_order, check_pure, required
 from plumbing.run_folder import Writer, default_folder
 from plumbing.task_file import load_puzzles, load_task, read_weights
@@ -51,6 +50,9 @@ def start(arguments: list[str], usage: str) -> tuple:
     """The arguments of `train` for what a command line asks; row is {} in a new run. usage: what --help says above the
     flags."""
     s, hyper_parameters, resume, on_step = parse_flags(arguments, usage)
+    size = os.environ.get("WORLD_SIZE", "1")  # which torchrun and accelerate set
+    require(size == "1", f"train.py trains in one process, but WORLD_SIZE is {size}: start it with WORLD_SIZE=1 "
+            "python, or take your function to TRL or verl, which train in several, see docs/trl.md")
     s, method = where_now(s, resume) if resume else s, MITIGATIONS[s.mitigation]
     differences = changed(s, Settings(), hyper_parameters, method)
     folder = resume or Path(s.out or default_folder(s.mitigation, s.seed, differences))
@@ -130,10 +132,8 @@ def check_memory(batch: TokenBatch, s: Settings, mitigation: Callable) -> None:
 def prepare(s: Settings, hyper_parameters: dict) -> tuple[Policy, list, list]:
     """The policy, and the puzzles to train on and those held out, once it is clear that they work together."""
     task = load_task(s.task)
-    device = join(s.device)  # connects to the other processes of torchrun; each has its own GPU
     training, heldout = load_puzzles(task, s.eval_problems, s.data, s.eval_data)
-    check_equal(asdict(s) | hyper_parameters | {"data": [puzzle.id for puzzle in training + heldout]})
-    policy = load_policy(replace(s, device=device), task, required(s.mitigation, hyper_parameters))
+    policy = load_policy(s, task, required(s.mitigation, hyper_parameters))
     check_puzzles(policy, puzzles_of_run(training, s), heldout, s)
     return policy, training, heldout
 

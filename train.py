@@ -8,7 +8,6 @@
     python train.py --resume runs/none-seed0                                continue a run that was stopped or killed
     python train.py --config runs/none-seed0/config.json --seed 1           another run's settings, but for those given
     python train.py --on_step tracking:tensorboard                          hand each row of metrics.csv to a function
-    torchrun --nproc_per_node 2 train.py --mitigation none                  the same run in several processes
 
 A *mitigation* is a credit function: the name is that of the work which this project examines. GRPO's formulas: grpo.py.
 
@@ -30,7 +29,6 @@ from plumbing.launch import responses_that_fit
 from plumbing.metrics import add_step_columns, heldout_text, line_of, standard_error
 from plumbing.optimizer import Optimizer, learning_rate
 from plumbing.policy import Policy
-from plumbing.processes import leave
 from plumbing.progress import Progress, command_line, one_sentence
 from plumbing.registry import assign_credit
 from plumbing.run_folder import Writer
@@ -127,7 +125,6 @@ def main() -> None:
         row = train(s, mitigation, policy, training, heldout, optimizer, writer, done, row)
         writer.finish(measure_end(row, policy, heldout, s))
         print(f"wrote {writer.run}" + (f"; read it with: python analyze.py {name}" if s.steps else ""))
-    leave()  # the other processes, if there are any
 
 
 if __name__ == "__main__":

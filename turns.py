@@ -130,4 +130,4 @@ def play(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_tokens: l
                 going.append(i)
         rows, excluded = going, None
     columns = (pad_sequence([*map(torch.cat, field)], batch_first=True) for field in fields)  # (B, T) each
-    return Samples(*columns, torch.tensor(ended), before)
+    return Samples(*(x.to(model.norm.device) for x in (*columns, torch.tensor(ended))), before)

@@ -12,7 +12,6 @@ from typing import Any, Callable, NamedTuple
 import torch
 
 from plumbing.files import check_fields, read_json, require
-from plumbing.processes import leads
 from plumbing.progress import fail
 from plumbing.runs import FREE, PATHS, read_config
 from settings import Settings
@@ -95,9 +94,8 @@ def chosen_method(words: list[str], default: str) -> str:
 
 
 def load_function(name: str | None) -> Callable[[dict], object]:
-    """The function module:function of --on_step; one that does nothing where there is none, and in all processes but
-    the first: a tracker might begin a run for each."""
-    if not name or not leads():
+    """The function module:function of --on_step; one that does nothing where there is none."""
+    if not name:
         return lambda row: None
     module, _, function = name.partition(":")
     try:

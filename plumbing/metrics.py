@@ -16,7 +16,6 @@ from torch import Tensor
 
 from plumbing.compute import distinct_texts
 from plumbing.files import checksum, replace_file, require
-from plumbing.processes import sum_by_name
 from plumbing.progress import clock
 from tasks.text import ROLES
 
@@ -148,11 +147,11 @@ def tokens_in(batch: Any, rows: Tensor) -> int:
 
 
 def update_columns(updates: list[tuple[dict, float]], learned: dict[str, dict | None]) -> dict[str, float | None]:
-    """Columns of metrics.csv from each update's sums and gradient norm, over all processes: means over the tokens, None
+    """Columns of metrics.csv from each update's sums and gradient norm: means over the tokens, None
     where there was no token; and those of `learn` of heads, by name. ratio_error is of the first update: the model is
     still the one that sampled, so anything but rounding means that sampler and update disagree. ratio_spread is of the
     last one, if not the first."""
-    each, total = [sum_by_name(sums) for sums, _ in updates], Counter()
+    each, total = [Counter({name: float(x) for name, x in sums.items()}) for sums, _ in updates], Counter()
     for sums in each:
         total.update(sums)
     N, tokens = each[0]["tokens"], total["tokens"]  # each update has N tokens

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor, nn
 
 from plumbing.files import check_tensors
-from plumbing.processes import sum_over_processes
 from settings import Settings
 
 
@@ -53,8 +52,7 @@ class Optimizer:
             group["lr"] = lr
 
     def clip(self, max_grad_norm: float) -> float:
-        """Add up the gradients over processes, then clip their norm. Returns it as it was before."""
-        sum_over_processes([w.grad for w in self.master.values()])
+        """Clip the gradients' norm. Returns it as it was before."""
         norm = nn.utils.clip_grad_norm_(self.master.values(), max_grad_norm).item()
         if not math.isfinite(norm):  # stop before NaN gets into the weights and the checkpoint
             raise FloatingPointError("the gradient is not finite: --lr or credit is too large, or --loss divides by 0")

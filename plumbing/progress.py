@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Callable, Collection, Iterator
 
-from plumbing.processes import leads, world
-
 EVERY = 10  # seconds between two lines of Progress
 PYTHON, HOME = ("<frozen", sysconfig.get_path("stdlib")), Path(__file__).resolve().parents[1]  # whose code is where
 
@@ -25,7 +23,7 @@ class Progress:
     def show(self, done: float) -> None:
         """Print how much is done, and the ETA, if the last line is old enough."""
         now = time.perf_counter()
-        if leads() and now - self.last >= EVERY:
+        if now - self.last >= EVERY:
             self.last = now
             left = clock((now - self.start) / done * (self.total - done)) if done > self.total / 50 else "unknown yet"
             print(f"{self.name}: {int(done):,}/{self.total:,}  ETA {left}", file=sys.stderr, flush=True)
@@ -54,9 +52,9 @@ def command_line() -> list[str]:
     return ["train.py"] if sys.argv[0].endswith("kernel_launcher.py") else sys.argv
 
 
-def fail(message: str, heard: bool = False) -> None:
-    """Say in one sentence what is wrong, and exit with an error. heard: also in a process that does not lead."""
-    sys.exit(f"error: {message}" if leads() or heard else 1)
+def fail(message: str) -> None:
+    """Say in one sentence what is wrong, and exit with an error."""
+    sys.exit(f"error: {message}")
 
 
 def place(error: BaseException | None) -> str:
@@ -95,12 +93,9 @@ def one_sentence(interrupted: str = "interrupted", run: Path | None = None) -> I
         if isinstance(error, BrokenPipeError) and re.search(r"print\(|stdout|\bfile\.write", line):
             sys.stdout = open(os.devnull, "w")  # whoever reads the output, such as `head`, has enough
             sys.exit(1)
-        where = place(error)
-        fail(f"{error}{where}{kept}{resume if isinstance(error, OSError) else ''}", heard=bool(where))
+        fail(f"{error}{place(error)}{kept}{resume if isinstance(error, OSError) else ''}")
     except (MemoryError, RuntimeError) as error:
         said = str(error) or "out of memory"
-        if world()[1] > 1 and re.search("gloo|Connection|NCCL", said):
-            fail("another of the processes ended: see what it said")
         if not re.search("allocate memory|out of memory", said):  # torch has no type of its own for that
             raise
         fail(f"there is not enough memory for this{kept}{resume}" + ", also with a smaller --micro_batch" * bool(run))

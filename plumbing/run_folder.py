@@ -26,7 +26,6 @@ from plumbing.files import check_fields, checksum, read_json, replace_file, requ
 from plumbing.launch import MODELS
 from plumbing.metrics import COLUMNS, own_columns, write_credit_log
 from plumbing.model_folder import files_beside
-from plumbing.processes import first_alone, gather, leads
 from plumbing.progress import command_line
 from plumbing.runs import FREE, PATHS, read_config, read_credit, read_metrics
 from plumbing.stop import Stop
@@ -59,7 +58,7 @@ def default_folder(mitigation: str, seed: int, changed: dict) -> Path:
 
 
 class Writer(NamedTuple):
-    """Writes a run: of several processes, only the first one does."""
+    """Writes a run."""
 
     run: Path
     settings: Settings
@@ -78,9 +77,9 @@ class Writer(NamedTuple):
         another process writes it, and when no step is left."""
         run, asked = self.run, asdict(self.settings) | self.hyper_parameters
         if not resume:
-            first_alone(lambda: start_run(run, asdict(self.settings), self.hyper_parameters, fixed, columns))
+            start_run(run, asdict(self.settings), self.hyper_parameters, fixed, columns)
             return 0, {}
-        first_alone(lambda: lock(run))
+        lock(run)
         state = load_state(run)
         check_same(run, state, asked, checksums(asked, fixed))
         metrics = {}
@@ -93,32 +92,29 @@ class Writer(NamedTuple):
             except (KeyError, TypeError, AttributeError, RuntimeError, ValueError):
                 raise ValueError(f"{run / STATE} does not fit this run's model: put back the one that it "
                                  "wrote") from None
-        gather([None])  # all have read the folder before the first one changes it
-        first_alone(lambda: reopen_run(run, state, asdict(self.settings), columns))
-        if leads() and state["step"] == self.settings.steps:
+        reopen_run(run, state, asdict(self.settings), columns)
+        if state["step"] == self.settings.steps:
             self.write_weights(run / "checkpoint")  # which may be of a later step, lost with a kill
         return state["step"], {name: float(x[-1]) for name, x in metrics.items() if not np.isnan(x[-1])}
 
     def start(self, row: dict) -> None:
         """Write row 0 of metrics.csv: the start model."""
-        if leads():
-            append_row(self.run, row)
-            self.on_step(dict(row))
+        append_row(self.run, row)
+        self.on_step(dict(row))
 
     def step(self, step: int, batch: Any, credit: Tensor, row: dict) -> None:
         """Write a row of metrics.csv, a row per token, and the samples, checkpoints and state that are due."""
         if other := sorted({*self.logged} ^ {*batch.log}):
             raise ValueError(f"batch.log {'has' if other[0] in batch.log else 'lacks'} {other[0]} in step {step}, "
                              "unlike in the trial step: log the same names in every step")
-        if leads():
-            # The checksum ties the two logs together: analyze.py refuses a step that was changed or is another run's.
-            file = self.run / "credit" / f"step-{step:06d}.npz"
-            row = row | {"credit_checksum": write_credit_log(file, step, batch, credit)}
-            append_row(self.run, row)
-            if step == 1 or step % SAMPLE_EVERY == 0:
-                write_samples(self.run, step, batch)
-            self.save(step)
-            self.on_step(row)  # after `save`: if it fails, the run can be resumed
+        # The checksum ties the two logs together: analyze.py refuses a step that was changed or is another run's.
+        file = self.run / "credit" / f"step-{step:06d}.npz"
+        row = row | {"credit_checksum": write_credit_log(file, step, batch, credit)}
+        append_row(self.run, row)
+        if step == 1 or step % SAMPLE_EVERY == 0:
+            write_samples(self.run, step, batch)
+        self.save(step)
+        self.on_step(row)  # after `save`: if it fails, the run can be resumed
         self.stop.whole(step)
 
     def save(self, step: int) -> None:
@@ -145,8 +141,7 @@ class Writer(NamedTuple):
 
     def finish(self, final: dict) -> None:
         """Write final.json."""
-        if leads():
-            write_json(self.run / "final.json", final)
+        write_json(self.run / "final.json", final)
 
 
 def lock(folder: Path) -> None:

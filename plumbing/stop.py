@@ -7,8 +7,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Iterator
 
-from plumbing.processes import leads
-
 SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")  # Ctrl-C; a scheduler's; a terminal that was closed
 
 
@@ -31,7 +29,7 @@ class Stop:
         first, self.asked = not self.asked, True
         if first and not self.held:
             raise KeyboardInterrupt
-        if first and leads():  # not with print, which may be interrupted here
+        if first:  # not with print, which may be interrupted here
             os.write(2, b"stopping when this step is done (Ctrl-\\ does not wait for it)\n")
 
 
@@ -47,8 +45,7 @@ def stoppable(writer: Any, done: int) -> Iterator[Any]:
     except KeyboardInterrupt:
         if stop.step == 0 or stop.held:
             raise
-        if leads():
-            writer.save_state(stop.step)
+        writer.save_state(stop.step)
         raise KeyboardInterrupt(f"interrupted after step {stop.step}; continue with: python train.py --resume "
                                 f"{shlex.quote(str(writer.run))}") from None
     finally:

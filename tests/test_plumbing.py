@@ -429,7 +429,6 @@ def test_samples_are_the_first_response_to_each_of_three_puzzles(tmp_path):
 
 
 def test_progress_is_a_line_now_and_then(capsys, monkeypatch):
-    """Of several processes only the first one speaks, and only it looks for the function of --on_step."""
     now, line = [100.0], Progress("work", 4)
     monkeypatch.setattr(progress.time, "perf_counter", lambda: now[0])
     line.start = line.last = now[0]
@@ -440,11 +439,6 @@ def test_progress_is_a_line_now_and_then(capsys, monkeypatch):
     now[0] += 10
     line.show(0.08)  # a fiftieth says nothing
     assert capsys.readouterr().err == "work: 0/4  ETA unknown yet\n"
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    now[0] += 70
-    line.show(4)
-    assert capsys.readouterr().err == "" and flags.load_function("gone:log")({"step": 0}) is None
 
 
 def test_held_out_success_of_a_single_puzzle_has_no_interval():

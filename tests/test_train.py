@@ -655,6 +655,15 @@ def test_an_error_in_somebody_s_function_has_its_place(kind, owner, name, tmp_pa
                                                                                  tmp_path / "r")
 
 
+def test_several_processes_are_sent_to_the_trainers_that_have_them(tmp_path, monkeypatch, refusal):
+    """torchrun and accelerate set WORLD_SIZE: guards against as many runs of their own, in one folder."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert "WORLD_SIZE is 2" in (said := refusal(train, *TINY, "--out", tmp_path / "r")) and "docs/trl.md" in said
+    assert not [*tmp_path.iterdir()]
+    monkeypatch.setenv("WORLD_SIZE", "1")  # torchrun --nproc_per_node 1
+    run(*TINY, "--steps", 0, "--pass_at", 0, "--out", tmp_path / "r")
+
+
 def test_a_run_that_fails_ends_in_one_sentence(quick, tmp_path, monkeypatch, refusal):
     """Ctrl-C before the first step, credit that is infinite where the rehearsal does not look, a loss that diverges,
     and no memory."""
