@@ -373,7 +373,7 @@ def test_a_script_may_have_our_names(tmp_path):
         (tmp_path / "his" / f"{name}.py").write_text("HIS = True")
     (tmp_path / "his" / "tasks" / "mine.py").write_text("HIS = True")
     script = tmp_path / "his" / "grpo.py"
-    script.write_text(f"""import rollout
+    script.write_text(f"""import sys, rollout
 from bridges.trl import CreditTrainer, reweighting
 from datasets import Dataset
 from trl import GRPOConfig
@@ -387,6 +387,7 @@ CreditTrainer({str(BUNDLED)!r}, lambda completions, **_: [float(len(text)) for t
                               max_completion_length=8, use_cpu=True, bf16=False, report_to=[], save_strategy="no"),
               train_dataset=Dataset.from_list([dict(prompt="Use 3 and 4.")] * 8)).train()
 assert rollout.HIS and sampler.HIS and tasks.mine.HIS and mitigations.reweighting is reweighting
+assert sys.modules['rollout'] is rollout
 """)
     subprocess.run([sys.executable, script], check=True, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)})
 
