@@ -7,7 +7,6 @@ Run it:  python train.py --mitigation none
 """
 import copy
 import inspect
-import os
 import time
 from dataclasses import replace
 from functools import partial
@@ -17,6 +16,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Callable
 
 import torch
+from torch import Tensor
 
 from grpo import ADVANTAGES, KL_GRADIENTS, LOSS_NORMS, LOSSES, SHAPINGS, compare, shape_reward, update
 from lora import add_adapters, load_adapters, merged, save_adapters
@@ -25,7 +25,8 @@ from methods.heads import HEADS, load_head, save_head
 from mitigations import NORMALIZATIONS
 from plumbing.files import require
 from plumbing.flags import Arguments, changed, check_device, load_function, parse
-from plumbing.launch import announce, arithmetic_for, as_if_nothing_was_drawn, check, check_puzzles, lacking, where_now, with_model
+from plumbing.launch import (announce, arithmetic_for, as_if_nothing_was_drawn, check, check_memory, check_puzzles,
+                             lacking, where_now, with_model)
 from plumbing.metrics import add_step_columns
 from plumbing.model_folder import write_end_tokens
 from plumbing.optimizer import Optimizer
@@ -50,15 +51,15 @@ def start(arguments: list[str], usage: str) -> tuple:
     """The arguments of `train` for what a command line asks; row is {} in a new run. usage: what --help says above the
     flags."""
     s, hyper_parameters, resume, on_step = parse_flags(arguments, usage)
-    size = os.environ.get("WORLD_SIZE", "1")  # which torchrun and accelerate set
-    require(size == "1", f"train.py trains in one process, but WORLD_SIZE is {size}: start it with WORLD_SIZE=1 "
-            "python, or take your function to TRL or verl, which train in several, see docs/trl.md")
     s, method = where_now(s, resume) if resume else s, MITIGATIONS[s.mitigation]
     differences = changed(s, Settings(), hyper_parameters, method)
     folder = resume or Path(s.out or default_folder(s.mitigation, s.seed, differences))
     check(s)
     s = with_model(s)  # so that config.json names the folder
-    policy, training, heldout = prepare(s, hyper_parameters)
+    task = load_task(s.task)
+    training, heldout = load_puzzles(task, s.eval_problems, s.data, s.eval_data)
+    policy = load_policy(s, task, required(s.mitigation, hyper_parameters))
+    check_puzzles(policy, puzzles_of_run(training, s), heldout, s)
     s = replace(s, arithmetic=str(policy.model.dtype).removeprefix("torch."))  # as it was found, for --resume
     mitigation = partial(method, **hyper_parameters)
     optimizer = Optimizer(policy.model, s.lr, (s.beta1, s.beta2), s.weight_decay, s.optimizer_device or None)
@@ -98,7 +99,7 @@ def try_step(policy: Policy, optimizer: Optimizer, puzzles: list, s: Settings,
             ends, tokens = policy.tokenizer.end_tokens, batch.tokens[0][batch.mask[0]].tolist()
             reply(policy, puzzles[0], [*takewhile(lambda token: token not in ends, tokens), ends[0]])
         check_pure(s.mitigation, batch, lambda: assign_credit(batch, mitigation, s))
-        check_memory(batch, s, mitigation)
+        check_memory(s, batch, lambda drawn: ask_all(drawn, s, mitigation))
         # Credit 1, so that no response is left out. A run that only evaluates need not have room for gradients.
         row = update(policy, still, batch, batch.mask.float(), s) if s.steps else {}
         add_step_columns(row, 0, batch, time.perf_counter())
@@ -107,35 +108,14 @@ def try_step(policy: Policy, optimizer: Optimizer, puzzles: list, s: Settings,
     return row, {*batch.log}
 
 
-def check_memory(batch: TokenBatch, s: Settings, mitigation: Callable) -> None:
-    """ValueError where one of the run's functions, asked about one batch, about another, and about the first again with
-    the same random numbers, does not answer as before: it remembers something. Rewards are drawn: short responses
-    seldom earn any."""
-    answers, p = [], batch.logprob  # of each batch, by flag
-    for seed in (0, 1, 0):
-        reward = torch.rand(len(batch.reward), dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-        drawn = replace(batch, reward=reward.to(batch.reward), success=(reward > reward.median()).to(batch.success))
-        drawn.grades = batch.grades | {"reward": drawn.reward, "answer": drawn.success.double()}
-        old = p - drawn.reward[:, None].float()  # (B, T)
-        with as_if_nothing_was_drawn(p.device):
-            answers.append({"shaping": shape_reward(drawn, s).clone()})
-            drawn.advantage = compare(drawn, s.advantage, answers[-1]["shaping"])
-            gain = LOSSES[s.loss](p, old, drawn.advantage[:, None] * drawn.mask, drawn.mask, s)[0]
-            answers[-1] |= {"advantage": drawn.advantage, "mitigation": assign_credit(drawn, mitigation, s).clone(),
-                            "loss": gain.clone(), "kl_gradient": KL_GRADIENTS[s.kl_gradient](p, old, p).clone()}
-    for flag, first in answers[0].items():
-        require(torch.allclose(first, answers[2][flag], rtol=1e-5, atol=1e-8, equal_nan=True),
-                f"--{flag} {getattr(s, flag)} gives another answer to the same question: what it remembers, or a "
-                "generator of its own, would be lost on --resume. A head keeps it: see docs/extend.md")
-
-
-def prepare(s: Settings, hyper_parameters: dict) -> tuple[Policy, list, list]:
-    """The policy, and the puzzles to train on and those held out, once it is clear that they work together."""
-    task = load_task(s.task)
-    training, heldout = load_puzzles(task, s.eval_problems, s.data, s.eval_data)
-    policy = load_policy(s, task, required(s.mitigation, hyper_parameters))
-    check_puzzles(policy, puzzles_of_run(training, s), heldout, s)
-    return policy, training, heldout
+def ask_all(batch: TokenBatch, s: Settings, mitigation: Callable) -> dict[str, Tensor]:
+    """What each of the run's functions makes of a batch, by its flag."""
+    shaped, p = shape_reward(batch, s), batch.logprob  # (B,), (B, T)
+    old = p - batch.reward[:, None].float()  # (B, T) so that the ratio is not 1
+    batch.advantage = compare(batch, s.advantage, shaped)  # (B,)
+    gain = LOSSES[s.loss](p, old, batch.advantage[:, None] * batch.mask, batch.mask, s)[0]
+    return {"shaping": shaped, "advantage": batch.advantage, "mitigation": assign_credit(batch, mitigation, s),
+            "loss": gain, "kl_gradient": KL_GRADIENTS[s.kl_gradient](p, old, p)}
 
 
 def puzzles_of_run(training: list, s: Settings) -> list:

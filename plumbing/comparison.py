@@ -40,16 +40,14 @@ class Group:
 
 
 def unmoved(configs: list[dict]) -> list[dict]:
-    """The configs, in which a file or folder has the name of the first that had its content, as if no clone or data
-    had moved."""
-    names, found = {}, []
+    """The configs, in which a file or folder gets the name of the first that had its content, as if none had moved."""
+    names = {}
     for config in configs:
-        s, read = dict(config["settings"]), config["inputs"]
+        s, read = config["settings"], config["inputs"]
         for name in filter(s.get, PATHS):
             content = sorted(read[file] for file in read if Path(s[name]) in (Path(file), Path(file).parent))
-            s[name] = names.setdefault((name, str(content)), s[name]) if content else s[name]
-        found.append(config | {"settings": s})
-    return found
+            s[name] = names.setdefault((name, str(content or s[name])), s[name])
+    return configs
 
 
 def group_runs(runs: list[Run]) -> list[Group]:

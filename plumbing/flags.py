@@ -35,8 +35,9 @@ ELSEWHERE = {
     "--clip_high": "epsilon_high clip_ratio_high", "--skip_unfinished": "mask_truncated_completions",
     "--mitigation entropy_masking": "top_entropy_quantile", "--shaping overlong": "overlong_buffer.enable len",
     "--shaping kl": "use_kl_in_reward kl_penalty", "--shaping_beta": "penalty_factor kl_coef",
-    "": "delta off_policy_mask_threshold sync_ref_model entropy_coef use_adaptive_entropy tools local_rank clip_ratio_c "
-        "vllm_importance_sampling_correction ppo_mini_batch_size steps_per_generation gradient_accumulation_steps"}
+    "": "delta off_policy_mask_threshold sync_ref_model entropy_coef use_adaptive_entropy tools local_rank "
+        "clip_ratio_c vllm_importance_sampling_correction ppo_mini_batch_size steps_per_generation "
+        "gradient_accumulation_steps"}
 
 
 class Arguments(NamedTuple):

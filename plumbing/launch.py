@@ -2,13 +2,14 @@
 
 A first reading can skip it. `s` is the Settings.
 """
+import os
 import random
 import timeit
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Iterable, Iterator
+from typing import Any, Callable, Iterable, Iterator
 
 import numpy as np
 import torch
@@ -29,6 +30,9 @@ BUNDLED = MODELS / "countdown-tiny"
 
 def check(s: Settings) -> None:
     """ValueError for settings that can't work."""
+    size = os.environ.get("WORLD_SIZE", "1")  # which torchrun and accelerate set
+    require(size == "1", f"train.py trains in one process, but WORLD_SIZE is {size}: start it with WORLD_SIZE=1 "
+            "python, or take your function to TRL or verl, which train in several, see docs/trl.md")
     check_range(s, ("questions", "answers", "max_new_tokens", "updates_per_batch", "micro_batch", "eval_problems"),
                 lowest=1)
     check_range(s, ("steps", "seed", "lr", "weight_decay", "kl", "shaping_beta", "clip_high", "eval_every",
@@ -107,6 +111,23 @@ def as_if_nothing_was_drawn(device: torch.device) -> Iterator[None]:
         yield
     random.setstate(states[0])
     np.random.set_state(states[1])
+
+
+def check_memory(s: Settings, batch: Any, ask: Callable[[Any], dict[str, torch.Tensor]]) -> None:
+    """ValueError where one of the run's functions, asked about one batch, about another, and about the first again with
+    the same random numbers, does not answer as before: it remembers something. ask: returns what they make of a batch,
+    by flag. Rewards are drawn: short responses seldom earn any."""
+    said = []
+    for seed in (0, 1, 0):
+        reward = torch.rand(len(batch.reward), dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+        drawn = replace(batch, reward=reward.to(batch.reward), success=(reward > reward.median()).to(batch.success))
+        drawn.grades = batch.grades | {"reward": drawn.reward, "answer": drawn.success.double()}
+        with as_if_nothing_was_drawn(batch.reward.device):
+            said.append({flag: found.clone() for flag, found in ask(drawn).items()})
+    for flag, first in said[0].items():
+        require(torch.allclose(first, said[2][flag], rtol=1e-5, atol=1e-8, equal_nan=True),
+                f"--{flag} {getattr(s, flag)} gives another answer to the same question: what it remembers, or a "
+                "generator of its own, would be lost on --resume. A head keeps it: see docs/extend.md")
 
 
 def lacking(needs: tuple[str, ...], task: ModuleType, heads: Iterable[str]) -> list[str]:

@@ -31,8 +31,8 @@ ADAPTER_INERT = {"r", "lora_alpha", "task_type", "target_modules", "exclude_modu
 ADAPTER_ONLY = {"peft_type": ("LORA",), "bias": ("none",), "init_lora_weights": (True, "gaussian", "eva", "orthogonal")}
 MERGE = "merge the adapter into its model with merge_and_unload of peft, and pass that to --model"
 # Such initial values changed the frozen model, too, and peft may not find the same again when it loads the adapter.
-MERGE_UNSAVED = ("merge the trained model with merge_and_unload of peft before you save it, and pass that to --model, or "
-                 "save the adapter with path_initial_model_for_weight_conversion")
+MERGE_UNSAVED = ("merge the trained model with merge_and_unload of peft before you save it, and pass that to --model, "
+                 "or save the adapter with path_initial_model_for_weight_conversion")
 UNTIE = "give its model an lm_head.weight of its own, a copy of the embedding, and tie_word_embeddings=False, then "
 FOREIGN_ADAPTER = {
     "adapter_model.bin": "pickled weights: load it with PeftModel.from_pretrained of peft, and save_pretrained it",

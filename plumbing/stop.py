@@ -35,8 +35,8 @@ class Stop:
 
 @contextmanager
 def stoppable(writer: Any, done: int) -> Iterator[Any]:
-    """The Writer of a run that has done so many steps. Who stops the run finds the state of its last whole step. Signals
-    that are ignored, as after nohup, stay so, and a thread that gets none changes nothing."""
+    """The Writer of a run that has done so many steps. Who stops the run finds the state of its last whole step.
+    Signals that are ignored, as after nohup, stay so, and a thread that gets none changes nothing."""
     stop, main = Stop(done), threading.current_thread() is threading.main_thread()
     numbers = [getattr(signal, name) for name in SIGNALS if main and hasattr(signal, name)]
     before = {number: signal.signal(number, stop) for number in numbers if signal.getsignal(number) != signal.SIG_IGN}

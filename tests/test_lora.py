@@ -113,8 +113,8 @@ def test_transformers_and_peft_read_what_we_write(family, tied, init, tmp_path):
 @torch.no_grad()
 @pytest.mark.parametrize("options, said", [
     (dict(use_rslora=True), "sets use_rslora to a value that is not supported: merge the adapter"),
-    (dict(bias="all"), "sets bias to"), (dict(modules_to_save=["lm_head"]), "sets modules_to_save to"),
-    (dict(rank_pattern={"q_proj": 4}), "rank_pattern"), (dict(use_dora=True, tied=True), "use_dora .*: merge the adapter"),
+    (dict(use_dora=True, tied=True), "sets use_dora .*: merge the adapter"), (dict(bias="all"), "sets bias to"),
+    (dict(modules_to_save=["lm_head"]), "sets modules_to_save to"), (dict(rank_pattern={"q_proj": 4}), "rank_pattern"),
     (dict(lora_alpha=6), "another rank or alpha: pass --lora_rank 3 --lora_alpha 6"),
     (dict(targets=["q_proj", "v_proj"], tied=True),
      "the adapter in .* lacks 20 tensor.s., such as base_model.*lora_A.weight: merge"),
