@@ -6,15 +6,18 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import datasets
 import numpy as np
 import pytest
 import torch
+import trl
 from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
 
 import analyze
 import countdown_task
-from grpo import compare
 from bridges import rollouts as program
+from bridges.recorder import RolloutTrainer
+from grpo import compare
 from methods import MITIGATIONS
 from plumbing.runs import read_credit, read_metrics
 from queries import Queries
@@ -23,8 +26,6 @@ from settings import Settings
 from start import load_policy
 from tests.fixtures import BUNDLED
 from tests.plain import plain_logprobs
-
-ROOT = Path(__file__).parents[1]
 
 
 def write(file, rows):
@@ -46,8 +47,6 @@ def read(run, rows, *words, model=BUNDLED):
 def test_log_p_is_that_of_trl(tmp_path):
     """Four steps of TRL's trainer, two of them with new rollouts. Guards against another checkpoint, a temperature that
     is not applied, an off-by-one, rows out of order, and other rows from parquet."""
-    trl, datasets = pytest.importorskip("trl"), pytest.importorskip("datasets")
-    from bridges.recorder import RolloutTrainer  # which needs TRL
     file, parquet, seen = tmp_path / "rollouts-0.jsonl", tmp_path / "a.parquet", []
     file.write_text("of an earlier run in this folder")
 

@@ -9,10 +9,10 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
+import datasets
 import pytest
 import torch
-
-trl, datasets = pytest.importorskip("trl"), pytest.importorskip("datasets")
+import trl
 from peft import LoraConfig
 from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
 

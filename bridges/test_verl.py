@@ -109,7 +109,8 @@ def test_what_cannot_work_is_one_sentence(words, said, batch, queue):
         advantages(batch, queue, *words)
 
 
-def test_several_advantages_of_a_response_are_refused(batch):
+def test_several_advantages_of_a_response_are_refused():
+    """As of GAE: the function would start from one of them. And groups of unequal size."""
     ones = torch.ones(3)
     data = dict(uid=["a", "a"], prompts=[ones.long()] * 2, responses=[ones.long()] * 2, response_mask=[ones] * 2,
                 rm_scores=[ones] * 2, advantages=[torch.arange(3.0), ones])
