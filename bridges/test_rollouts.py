@@ -141,7 +141,8 @@ def test_groups_of_another_size_are_left_out_aloud(sampled, tmp_path):
 
 @pytest.mark.parametrize("prompts, named, kept, said", [
     ("AAAABBBB", False, "AAAABBBB", None), ("AAAABBBBAAAA", False, "BBBB", "1 of these prompts came several times"),
-    ("AAAAAAAABBBB", False, "BBBB", "came several times"), ("AAAABBBBAAAABBBBCCCC", False, "CCCC", "2 of these prompts"),
+    ("AAAAAAAABBBB", False, "BBBB", "came several times"),
+    ("AAAABBBBAAAABBBBCCCC", False, "CCCC", "2 of these prompts"),
     ("ABABABAB", False, "AAAABBBB", "don't stand side by side"),
     ("AAAABBBBAAAA", True, "AAAABBBBAAAA", None)])
 def test_a_prompt_that_was_drawn_twice_is_no_group_silently(prompts, named, kept, said):
