@@ -289,9 +289,8 @@ def test_a_broken_file_is_refused_in_one_sentence(name, content, said, tmp_path)
                                   "config.json", "adapter_config.json"])
 def test_a_pointer_of_git_lfs_is_called_one(name, tmp_path, refusal):
     """Its form is that of git-lfs's specification. Guards against a parser's complaint about its first letter."""
-    folder, file = tmp_path / "model", tmp_path / "model" / name
-    shutil.copytree(BUNDLED, folder, ignore=shutil.ignore_patterns("*.json" if "adapter" in name else ""))
-    file.write_text(f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 1048576\n")
+    folder = shutil.copytree(BUNDLED, tmp_path / "m", ignore=shutil.ignore_patterns("*.json" * ("adapter" in name)))
+    (file := folder / name).write_text(f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 9\n")
     data = name.startswith("a.")
     flags = ["--data", file] if data else ["--lora_rank", 8, "--adapter" if "adapter" in name else "--model", folder]
     for program, words in ((train, flags), (talk, flags), (warm_start, ["--from", BUNDLED, *flags])):
