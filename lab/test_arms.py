@@ -35,14 +35,6 @@ def room(tmp_path, monkeypatch):
     return Room(tmp_path / "room", SMALL, range(2), {"RLOO": "none --advantage rloo", "half": HALF}, program=str(TRAIN))
 
 
-@pytest.fixture
-def interruptible():
-    """SIGINT raises KeyboardInterrupt, also in a job in a shell's background, which would ignore it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 def rows_of(room, **others):
     """A made-up row for each run of a room, as text."""
     return [{"run": e.folder.name, "version": "3", "arm": e.arm, "command": e.command, "seconds": "100",

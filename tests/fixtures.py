@@ -2,6 +2,7 @@
 import itertools
 import os
 import re
+import signal
 import sys
 from types import SimpleNamespace
 from unittest import mock
@@ -37,6 +38,16 @@ def policy(tokenizer):
     model = load_model(BUNDLED)
     model.real_vocab = tokenizer.size
     return Policy(model, tokenizer, countdown_task)
+
+
+@pytest.fixture
+def interruptible():
+    """Signals end a program or raise KeyboardInterrupt, also in a job in a shell's background, which ignores some."""
+    kinds = {"SIGINT": signal.default_int_handler, "SIGTERM": signal.SIG_DFL, "SIGHUP": signal.SIG_DFL}
+    before = {name: signal.signal(getattr(signal, name), handler) for name, handler in kinds.items()}
+    yield
+    for name, handler in before.items():
+        signal.signal(getattr(signal, name), handler)
 
 
 @pytest.fixture

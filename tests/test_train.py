@@ -464,7 +464,7 @@ def undisturbed(tmp_path_factory):
     ("SIGTERM", Critic, "learn", 3, 3), ("SIGINT", torch.nn.utils, "clip_grad_norm_", 3, 3),
     ("SIGINT", train, "measure_heldout", 4, 4)])
 def test_a_run_that_is_stopped_resumes_after_its_last_whole_step(number, owner, name, step, kept, quick, undisturbed,
-                                                                 tmp_path, monkeypatch):
+                                                                 interruptible, tmp_path, monkeypatch):
     """No state is due before. Guards against half a step in it: of weights, a critic's, or a row. A signal comes twice
     where a launcher hands it on."""
     monkeypatch.chdir(tmp_path)
