@@ -99,7 +99,10 @@ def try_step(policy: Policy, optimizer: Optimizer, puzzles: list, s: Settings,
             ends, tokens = policy.tokenizer.end_tokens, batch.tokens[0][batch.mask[0]].tolist()
             reply(policy, puzzles[0], [*takewhile(lambda token: token not in ends, tokens), ends[0]])
         check_pure(s.mitigation, batch, lambda: assign_credit(batch, mitigation, s))
-        check_memory(s, batch, lambda drawn: ask_all(drawn, s, mitigation))
+        short = replace(s, max_new_tokens=max(1, s.max_new_tokens // 2))
+        other = rollout(policy, [puzzles[-1], puzzles[0]], short, step=0)  # which no function has seen
+        other.ask = Queries(policy, other, short, step=0)
+        check_memory(s, other, batch, lambda drawn: ask_all(drawn, s, mitigation))
         # Credit 1, so that no response is left out. A run that only evaluates need not have room for gradients.
         row = update(policy, still, batch, batch.mask.float(), s) if s.steps else {}
         add_step_columns(row, 0, batch, time.perf_counter())
@@ -115,7 +118,8 @@ def ask_all(batch: TokenBatch, s: Settings, mitigation: Callable) -> dict[str, T
     batch.advantage = compare(batch, s.advantage, shaped)  # (B,)
     gain = LOSSES[s.loss](p, old, batch.advantage[:, None] * batch.mask, batch.mask, s)[0]
     return {"shaping": shaped, "advantage": batch.advantage, "mitigation": assign_credit(batch, mitigation, s),
-            "loss": gain, "kl_gradient": KL_GRADIENTS[s.kl_gradient](p, old, p)}
+            "loss": gain, "loss_norm": LOSS_NORMS[s.loss_norm](batch.mask, s),
+            "kl_gradient": KL_GRADIENTS[s.kl_gradient](p, old, p)}
 
 
 def puzzles_of_run(training: list, s: Settings) -> list:

@@ -355,11 +355,25 @@ def remembering(function):
     return changed
 
 
+def collecting(value):
+    """A credit function with a value for each response, or for all, by the texts and rewards of earlier batches."""
+    seen = set()
+
+    def credit(batch):
+        found = torch.tensor(value(batch, seen), dtype=torch.float64).expand(len(batch.text))
+        seen.update(batch.text, batch.reward.tolist())
+        return found[:, None] * batch.mask
+    return credit
+
+
 @pytest.mark.parametrize("place, name, stand_in, said", [
     *((place, name, remembering(place[name]), f"--{flag} {name} gives another answer to the same question")
       for flag, place, name in (
           ("shaping", SHAPINGS, "overlong"), ("advantage", ADVANTAGES, "rloo"), ("mitigation", MITIGATIONS, "none"),
-          ("loss", LOSSES, "ppo"), ("kl_gradient", KL_GRADIENTS, "k3"))),
+          ("loss", LOSSES, "ppo"), ("loss_norm", LOSS_NORMS, "token"), ("kl_gradient", KL_GRADIENTS, "k3"))),
+    *((MITIGATIONS, "none", function, "--mitigation none gives another answer to the same question") for function in (
+        remembering(lambda batch: batch.entropy), collecting(lambda batch, seen: [x not in seen for x in batch.text]),
+        collecting(lambda batch, seen: max(x for x in [*seen, *batch.reward.tolist()] if type(x) is float)))),
     (ADVANTAGES, "grpo", lambda r, s: r + np.random.default_rng().random(), "a generator of its own"),
     (MITIGATIONS, "none", lambda batch: batch.grades["letters"][:, None],
      "batch.grades has no letters: the grade of this task returns answer, format, reward"),
@@ -531,6 +545,8 @@ def test_what_a_run_rests_on_may_move(quick, tmp_path, monkeypatch, refusal):
     run(*resume, 3, "--model", "link")
     Path("words.txt").write_text("abd")
     assert "words.txt is not what" in refusal(train, *resume, 4, "--data", "words.txt")
+    Path("mine.py").write_text(Path(REVERSE).read_text().replace('"abcdefgh", repeat', '"hgfedcba", repeat'))
+    assert "words.txt is not what" in refusal(train, *resume, 4, "--data", "words.txt", "--task", "mine.py")
     assert "with adapter=" in refusal(train, *resume, 4, "--adapter", "")
     Path("q/tokenizer_config.json").write_text("{}")
     assert "link/tokenizer_config.json is not what" in refusal(train, *resume, 4)
