@@ -76,7 +76,9 @@ def register(function: Callable | None, name: str, **properties) -> Callable:
         return partial(register, name=name, **properties)
     require(inspect.isfunction(function), "decorate a function made by def, once")
     name = name or function.__name__
-    require(name not in MITIGATIONS, f"there are two credit functions named {name}: rename one of them")
+    again = name in MITIGATIONS and MITIGATIONS[name].function.__module__ == function.__module__ == "__main__"
+    require(again or name not in MITIGATIONS,  # a notebook's cell may run again
+            f"there are two credit functions named {name}: rename one of them")
     MITIGATIONS[name] = CreditFunction(name, function, **properties)
     return MITIGATIONS[name]
 

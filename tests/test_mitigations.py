@@ -94,6 +94,9 @@ def test_a_decorated_function_is_registered_with_its_signature_and_docstring(reg
         with pytest.raises(ValueError, match=message):
             reweighting(function)
     assert registry == MITIGATIONS | {"early": method, "half": half}
+    for cell in ({"__name__": "__main__"}, {"__name__": "__main__"}):  # of a notebook, which runs again
+        exec("def mine(batch):\n    return batch.mask", cell)
+        assert reweighting(cell["mine"]) is registry["mine"]
 
 
 def logs(name, values):
