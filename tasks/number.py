@@ -45,7 +45,8 @@ AFTER = re.compile(rf"""(?sx)[^{LETTER}]*(?i:(?:cub|[a-z]{{4,}})ed
     |[\s{{}}()*$_~{CURRENCY}-]*(?:[A-Z]{{3}}\s+)?(?:(?i:{SCALE})\b                       # 7 Mio, 7 EUR mln
     |(?!{UNIT}|[aI]\s)(?:[A-Za-z]|(?i:[b-df-hj-np-tv-xz]){{2,}})(?![{LETTER}'’]))""")  # 7 x, 5 k, but $7 a day
 SEPARATOR = re.compile(r"(?<=[0-9])(?:\{,\}|\\,|,\\!|[\u00a0\u2009\u202f'’])(?=[0-9]{3}(?![0-9]))")  # 1{,}234
-MARKS = re.compile(r"\\(?:approx|sim(?:eq)?|therefore|Rightarrow|checkmark|degree|pounds)(?![A-Za-z])"  # such as ~
+MARKS = re.compile(r"\\(?:approx|sim(?:eq)?|therefore|because|implies|Rightarrow|checkmark|degree|pounds)"
+                   r"(?![A-Za-z])"  # such as ~
                    r"|\^\{?\\circ\b\}?")  # 90°
 AREA = re.compile(r"(?<![A-Za-z])((?:[kcdm]?m|ft|in|yd|mi|s|[A-Za-z]{3,})\s?\}?)(?:[²³]|\^\{?-?[1-3]\}?|(?<=m)[23]\b)")
 

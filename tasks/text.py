@@ -19,7 +19,9 @@ LATEX = re.compile(r"""(?x)\\(?:boxed|(?:[fmh]|frame)box|ensuremath|text|emph|em
     |(?:text|math)?(?:rm|bf|it|sf|tt|sl|sc|up|md|normal)|(?:rm|sf|tt)family|(?:bf|md)series|(?:it|sl|sc|up)shape
     |normalfont|tiny|(?:script|footnote|normal)size|small|large|Large|LARGE|huge|Huge
     |(?:display|text|script|scriptscript)style|left|right|[bB]igg?[lrm]?|q?quad|(?:thin|med|thick|en)space|hfill
-    |noindent|centering)(?![A-Za-z])|\\(?:text)?color\s*\{[A-Za-z]+\}|\\[()\[\],;:! ]|\\(?=[$%#&])""")
+    |noindent|centering|(?:math)?strut|no(?:number|tag)|math(?:cal|bb))(?![A-Za-z])
+    |\\(?:text)?color(?:box)?\s*\{[A-Za-z]+\}|\\hspace\*?\s*\{[^{}]*\}|\\\\(?:\[[0-9.a-z]*\])?(?![A-Za-z])
+    |\\[()\[\],;:! ]|\\(?=[$%#&])|\\(?:begin|end)\s*\{(?:align|equation|gather|split|center|displaymath)(?:ed)?\*?\}""")
 # The square at the end of a proof, not the gap in `7 + \square`.
 CLOSING = re.compile(r"(?:(?<=[^\W_])|(?<=[.!)}\]$`])|(?<=[\w.)}$]\*\*))\s*"
                      r"(?:\\(?:qed|qedsymbol|square|blacksquare|Box)|[∎■□◻◼])(?=[\s.$)}\]*`]*\Z)")

@@ -170,7 +170,8 @@ def test_commas_separate_thousands_or_nothing():
          "7 to the nearest foot", "\\text{Ann} \\Rightarrow 7", "7 mL of milk", "7 GBP", "7 TVs", "7 pcs",
          "\\textnormal{7}", "{\\large 7}", "\\Huge{7}", "\\bfseries 7", "\\boldsymbol{7}", "\\textcolor{red}{7}",
          "\\big(7\\big)", "7 \\qed", "$7 \\quad\\blacksquare$", "\\(7\\,\\square\\)", "**7** \u220e",
-         "7 \\checkmark"]),
+         "7 \\checkmark", "\\begin{aligned}7\\end{aligned}", "7 \\\\[4pt]", "\\hspace{1em}7", "\\colorbox{red}{7}",
+         "\\strut 7 \\notag", "\\implies 7", "\\mathbb{7}"]),
     (1234, ["**$1,234.00**", "1{,}234", "1\\,234", "1,\\!234", "1\u202f234", "1\u2009234", "1\u00a0234"]),
     (1234567, ["\u20b912,34,567", "1'234'567"]),
     (-5, ["\u20135", "$-5", "x = \u2212 5", "\\boxed{- 5}", "** - 5**", "-\\,5", "negative 5"]),
@@ -180,7 +181,7 @@ def test_commas_separate_thousands_or_nothing():
     (None, ["none", "3 + 4 = 7", "12 apples and 3 pears", "seven or 8", "1 234", "7^2", "1/0", "x-7", "5 k",
             "1e999999999", "1_000", "!= 7", "\\sqrt{4}", "1/2/3", ",5", "1 1/2.5", "1 2/2", "1\\boxed2",
             "1\u200b2", "\uff14\uff12", "7\u0338", "7 + \\square", "7 * \\square", "7_\\square", "\\square 7",
-            "1\\large2", "\\overline{7}", "\\bigcirc 7", "7" * 101, "0" * 10**6 + "42"]),
+            "1\\large2", "\\overline{7}", "1\\\\2", "\\\\overline{7}", "\\hspace{7em}", "\\begin{cases}7\\end{cases}", "\\bigcirc 7", "7" * 101, "0" * 10**6 + "42"]),
     # A part, a power, a function, a product or a multiple of 7; a bound; no answer.
     (None, ["a quarter of 7", "a third of 7", "7 tenths", "7 feet and an inch", "7 squared", "7 to the power of x",
             "square root of 7", "the inverse of the 7", "log 7", "f(7)", "x_7", "7 pi", "x*7", "7 M", "$7m", "7 crore",
