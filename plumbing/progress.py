@@ -79,6 +79,9 @@ def one_sentence(interrupted: str = "interrupted", run: Path | None = None) -> I
     """Exit with one sentence on an error that the user can fix, and on Ctrl-C. Also a decorator: @one_sentence()."""
     kept = f"; what finished before is in {run}" if run else ""  # the run folder that is being written
     resume = ", which --resume continues" if run else ""
+    for output in filter(None, (sys.stdout, sys.stderr)):
+        if not hasattr(output, "flush"):  # somebody's own object, whose only method is `write`
+            output.flush = lambda: None
     if hasattr(sys.stdout, "reconfigure"):  # a notebook's output has no such method, nor has a StringIO
         sys.stdout.reconfigure(errors="replace")  # a terminal without a ± shows ?
     try:

@@ -155,7 +155,8 @@ def lock(folder: Path) -> None:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):  # which one depends on the system
         number = (folder / "lock").read_text()
-        raise ValueError(f"{folder} is being written by process {number}: wait until it ends, or stop it") from None
+        raise ValueError(f"{folder} is being written by process {number}: wait until it ends, or stop it" if number else
+                         f"another process locks {folder}, or its drive refuses locks: name another folder") from None
     except OSError as error:
         if error.errno not in NO_LOCKS:
             raise
@@ -173,8 +174,8 @@ def start_run(run: Path, settings: dict, hyper_parameters: dict, fixed: dict[str
     config = {"settings": settings, "method": hyper_parameters, "versions": versions,
               "inputs": checksums(settings, fixed), "command": shlex.join(["python", *command_line()])}
     (run / "credit").mkdir(parents=True, exist_ok=True)
-    lock(run)
     try:
+        lock(run)
         write_header(run, columns)
         copy_tokenizer(Path(settings["model"]), run / "checkpoint")
         write_json(run / "config.json", config)
@@ -197,7 +198,8 @@ def checksums(settings: dict, fixed: dict[str, str]) -> dict[str, list[int]]:
              *(Path(settings["adapter"]).glob("adapter_*") if settings["adapter"] else ()),
              *(file for file in data if file.is_file())]
     sums = {name: [len(text), zlib.crc32(text.encode())] for name, text in fixed.items()}
-    return sums | {str(path): [path.stat().st_size, checksum(path)] for path in files}
+    # The files first: who has put another one in a file's place is told its name.
+    return {str(path): [path.stat().st_size, checksum(path)] for path in files} | sums
 
 
 def copy_tokenizer(source: Path, target: Path) -> None:

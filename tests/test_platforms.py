@@ -5,7 +5,9 @@ import multiprocessing
 import os
 import sys
 from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -16,6 +18,7 @@ from models import warm_start
 from plumbing import run_folder
 from plumbing.launch import BUNDLED
 from plumbing.runs import is_finished, read_config
+from settings import Settings
 from tests.fixtures import refused
 
 TINY = ["--questions", 2, "--answers", 3, "--eval_problems", 2, "--max_new_tokens", 10, "--pass_at", 0, "--steps", 1]
@@ -59,11 +62,20 @@ def test_a_run_on_a_disk_without_locks_goes_on_and_says_so(code, tmp_path, monke
         run_folder.lock(tmp_path)
     assert (f"no locks for {tmp_path}" in capsys.readouterr().out) == (code != "EIO")
     assert (tmp_path / "lock").read_text() == str(os.getpid()) * (code != "EIO")
+    if code == "EIO":
+        with pytest.raises(OSError):
+            run_folder.start_run(tmp_path / "r", asdict(Settings()), {}, {}, [])
+        assert not (tmp_path / "r").exists()
+        no_lock.side_effect = OSError(errno.EACCES, "no")
+        with pytest.raises(ValueError, match="or its drive refuses locks"):  # nobody has written a number
+            run_folder.lock(tmp_path)
 
 
-@pytest.mark.parametrize("output", [io.StringIO(), None], ids=["notebook", "none"])
+@pytest.mark.parametrize("output", [io.StringIO(), SimpleNamespace(write=(text := io.StringIO()).write,
+                                                                   getvalue=text.getvalue), None],
+                         ids=["notebook", "write", "none"])
 def test_output_that_is_no_terminal(output, run_program, tmp_path, monkeypatch):
-    """StringIO has no `reconfigure`, as ipykernel's has none. None: a program without a console."""
+    """StringIO has no `reconfigure`, as ipykernel's has none; some have no `flush`. None: no console at all."""
     monkeypatch.setattr(sys, "stdout", output)
     run_program(train, *TINY, "--out", tmp_path / "r")
     other = multiprocessing.get_context("fork").Process(target=run_folder.lock, args=[tmp_path / "r"])
