@@ -255,7 +255,7 @@ def test_every_method_trains_on_what_it_needs_and_its_trial_leaves_no_trace(name
     both = torch.nn.ModuleList((policy.model, *policy.heads.values()))
     before = copy.deepcopy(both.state_dict())
     row, logged = start.try_step(mine, optimizer, GENERATE(4096, "train"), s, noisy)
-    assert drawn == [noise(), *drawn[1:2] * 3]  # asked again, it draws the same numbers
+    assert drawn == [noise(), *drawn[1:2] * 4]  # asked again, it draws the same numbers
     assert logged == ({"bonus"} if name == "curious" else set())
     assert row["grad_norm"] > 0 and ("critic_loss" in row) == ("critic" in needs)
     assert all(torch.equal(x, before[key]) for key, x in both.state_dict().items())
