@@ -8,7 +8,7 @@ import sys
 from contextlib import contextmanager
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, Iterator
 
 ROOT = Path(__file__).parents[1]
@@ -16,16 +16,12 @@ NAMES = {path.stem for path in ROOT.iterdir() if path.suffix == ".py" or path.is
 hidden: dict[str, ModuleType] = {}  # the clone's modules whose names are somebody else's outside own_modules
 
 
-class Clone:
-    """Finds the modules of this clone, wherever else there are some of the same names."""
-
-    @staticmethod
-    def find_spec(name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """The clone's own module; None for a name that it does not have."""
-        spec = PathFinder.find_spec(name, [str(ROOT)]) if name in NAMES else None
-        if spec and spec.submodule_search_locations:
-            spec.submodule_search_locations = [str(ROOT / name)]  # a folder without __init__.py would look in sys.path
-        return spec
+def find_own(name: str, *_: Any) -> ModuleSpec | None:
+    """The clone's own module, wherever else there is one of the same name; None for a name that it does not have."""
+    spec = PathFinder.find_spec(name, [str(ROOT)]) if name in NAMES else None
+    if spec and spec.submodule_search_locations:
+        spec.submodule_search_locations = [str(ROOT / name)]  # a folder without __init__.py would look in sys.path
+    return spec
 
 
 def is_own(spec: ModuleSpec | None) -> bool:
@@ -38,16 +34,15 @@ def is_own(spec: ModuleSpec | None) -> bool:
 def own_modules() -> Iterator[None]:
     """Inside, this clone's modules have their names. Afterwards a name that a module of somebody else has, or would
     have, is his again."""
-    others = {name: module for name, module in sys.modules.items()
+    finder = SimpleNamespace(find_spec=find_own)
+    others = {name: sys.modules.pop(name) for name, module in [*sys.modules.items()]
               if name.partition(".")[0] in NAMES and not is_own(getattr(module, "__spec__", None))}
-    for name in others:
-        del sys.modules[name]
     sys.modules.update(hidden)
-    sys.meta_path.insert(0, Clone)
+    sys.meta_path.insert(0, finder)
     try:
         yield
     finally:
-        sys.meta_path.remove(Clone)
+        sys.meta_path.remove(finder)
         taken = {name for name in NAMES - {"bridges"} if name in others or not is_own(PathFinder.find_spec(name))}
         hidden.update({name: sys.modules.pop(name) for name in [*sys.modules] if name.partition(".")[0] in taken})
         sys.modules.update(others)

@@ -8,7 +8,6 @@ has C columns: what the environment said stands there between the sampled tokens
 from types import SimpleNamespace
 from typing import Any, Callable, NamedTuple, Sequence
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -30,8 +29,8 @@ with own_modules():
 
 FACTS, TEXTS = ("logprob", "entropy", "logit_grad"), ("text", "spans", "role", "in_answer")
 # What credit functions ask for that no other trainer tells.
-HERE_ALONE = {"continuations": ("vineppo", "turn_vine", "oracle"), "a grader": ("regrade_ablation",),
-              "attention": ("attention_credit",), "log-probs with tokens hidden": ("causal_ablation",)}
+HERE_ALONE = {**dict.fromkeys(("vineppo", "turn_vine", "oracle"), "continuations"), "regrade_ablation": "a grader",
+              "attention_credit": "attention", "causal_ablation": "log-probs with tokens hidden"}
 
 
 def no_grader(*_: Any) -> dict:
@@ -48,17 +47,16 @@ TASK = SimpleNamespace(roles=roles, sentence_starts=sentence_starts, calculation
 def find_credit(credit: str | Callable, task: Any, told: set[str], trainer: str) -> Callable:
     """The credit function of this name, or the given one; ValueError where it needs what the trainer can't tell.
     told: "reference", where the trainer has a reference model."""
-    require(not isinstance(credit, str) or credit in MITIGATIONS, f"there is no credit function {credit!r:.50}: "
-            f"{', '.join(MITIGATIONS)}")
-    found = MITIGATIONS[credit] if isinstance(credit, str) else credit
+    found = MITIGATIONS.get(credit) if isinstance(credit, str) else credit
+    require(callable(found), f"there is no credit function {credit!r:.50}: {', '.join(MITIGATIONS)}")
     method, given = getattr(found, "func", found), getattr(found, "keywords", {})  # of a partial
     if isinstance(method, CreditFunction):
         require(given.keys() <= method.parameters.keys(), f"{method.name} takes no {', '.join(given)}: it has "
                 f"{', '.join(method.parameters) or 'no hyper-parameters'}")
         of = given.get("of", method.parameters.get("of"))  # the other method that it turns around or averages
         told = told | ({"a grader"} if getattr(task, "grade", no_grader) is not no_grader else set())
-        lacks = [need for need, names in HERE_ALONE.items() if need not in told and {method.name, of} & {*names}]
-        lacks += [need for need in required(method.name, given) if need not in told and not hasattr(task, need)]
+        needs = *(HERE_ALONE[name] for name in (method.name, of) if name in HERE_ALONE), *required(method.name, given)
+        lacks = [need for need in needs if need not in told and not hasattr(task, need)]
         hint = "set its beta or KL loss, or " if "reference" in lacks else ""
         require(not lacks, f"{method.name} needs {', '.join(lacks)}, which {trainer} does not tell: {hint}train with "
                 f"train.py --mitigation {method.name}")
@@ -102,32 +100,29 @@ def layout(responses: Sequence[list[int]], sampled: Sequence[list] | None = None
            device: Any = "cpu") -> Layout:
     """The layout of B responses without padding. sampled: 1 for each token of the policy's; None: all are."""
     sampled = [[1] * len(row) for row in responses] if sampled is None else sampled
-    own, before = zip(*map(without_replies, responses, sampled))  # B each
+    own, before = [[] for _ in responses], tuple({} for _ in responses)  # the replies are named by the token behind
+    for i, (row, marks) in enumerate(zip(responses, sampled, strict=True)):
+        for token, mine in zip(row, marks, strict=True):
+            (own[i] if mine else before[i].setdefault(len(own[i]), [])).append(token)
     pad = lambda rows: pad_sequence([torch.tensor(row, dtype=torch.long) for row in rows], batch_first=True).to(device)
     columns = pad(sampled)  # (B, the longest)
     return Layout(pad(own), pad([[1] * len(row) for row in own]).bool(), before,
                   F.pad(columns, (0, max(C - columns.shape[1], 0))).bool())
 
 
-def without_replies(response: list[int], sampled: list) -> tuple[list[int], dict[int, list[int]]]:
-    """The sampled tokens of a response, and its replies, as Samples of sampler.py has them: by the token behind."""
-    own, before = [], {}
-    for token, mine in zip(response, sampled, strict=True):
-        (own if mine else before.setdefault(len(own), [])).append(token)
-    return own, before
-
-
 class ForeignBatch(TokenBatch):
-    """B responses, those to a prompt side by side. read(name) returns {name: value, and perhaps others}, of FACTS,
-    (B, T) each, or of the tokenizer: it is called when a credit function looks at one of them."""
+    """B responses, those to a prompt side by side, with their puzzles and prompts, B each. read(name) returns {name:
+    value, and perhaps others}, of FACTS, (B, T) each, or of the tokenizer: it is called when a credit function looks at
+    one of them."""
 
     def __init__(self, own: Layout, read: Callable[[str], dict[str, Any]], grades: dict[str, Tensor], success: Tensor,
-                 **known: Any):
+                 G: int, puzzles: Sequence, prompts: Sequence, **known: Any):
         B, device = len(own.tokens), own.tokens.device
-        nothing = torch.full((B,), torch.nan, device=device)
-        usual = {"task": TASK, "normalize": "response", "format": nothing, "ask": None, "advantage": None, "log": {}}
+        usual = {"task": TASK, "format": torch.full((B,), torch.nan, device=device), "weights": {"reward": 1.0},
+                 "ask": None, "advantage": None, "log": {}}
         vars(self).update(usual | known, tokens=own.tokens, mask=own.mask, before=own.before, read=read, grades=grades,
-                          reward=grades["reward"], success=success.float())
+                          reward=grades["reward"], success=success.float(), puzzles=tuple(puzzles[::G]),
+                          prompts=tuple(prompts[::G]), group=torch.arange(B, device=device) // G)
 
     def __getattr__(self, name: str) -> Any:
         """A field that is looked at for the first time."""
@@ -140,25 +135,20 @@ class ForeignBatch(TokenBatch):
 
     def described(self) -> dict[str, Any]:
         """The fields TEXTS."""
-        (B, T), lengths = self.mask.shape, self.mask.sum(1).tolist()
-        text, spans, _ = zip(*[decode(self, row[:n], said)
-                               for row, n, said in zip(self.tokens.tolist(), lengths, self.before)])  # B each
-        role, in_answer = np.zeros((B, T), np.int8), np.zeros((B, T), bool)  # (B, T) each
-        for i, n in enumerate(lengths):
-            role[i, :n], in_answer[i, :n] = check_roles(self.task.roles(text[i], spans[i]), n)
-        role, in_answer = (torch.from_numpy(x).to(self.mask.device) for x in (role, in_answer))
-        return {"text": text, "spans": tuple(map(tuple, spans)), "role": role, "in_answer": in_answer}
+        own = [row[mask].tolist() for row, mask in zip(self.tokens, self.mask)]  # B
+        text, spans, _ = zip(*[decode(self, row, said) for row, said in zip(own, self.before)])  # B each
+        found = [check_roles(self.task.roles(*it), len(row)) for *it, row in zip(text, spans, own)]
+        role, in_answer = (pad_sequence([torch.from_numpy(x) for x in rows], batch_first=True).to(self.mask.device)
+                           for rows in zip(*found))  # (B, T) each
+        return {"text": text, "spans": tuple(map(tuple, spans)), "role": role.to(torch.int8), "in_answer": in_answer}
 
 
 class Asked:
     """batch.ask: random numbers, and what else the trainer tells, `known` by name."""
 
     def __init__(self, seed: int, step: int, **known: Callable[[], Tensor]):
-        self.seed, self.step, self.known = seed, step, known
-
-    def generator(self, name: str) -> torch.Generator:
-        """As in queries.py."""
-        return torch.Generator().manual_seed(seed_of(name, self.seed, self.step))
+        self.generator = lambda name: torch.Generator().manual_seed(seed_of(name, seed, step))  # as in queries.py
+        self.known = known
 
     def __getattr__(self, name: str) -> Tensor:
         """What a credit function asks for."""

@@ -17,7 +17,7 @@ from itertools import groupby, pairwise, takewhile
 from pathlib import Path
 from time import perf_counter
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any, Iterable
 
 import torch
 from torch import Tensor
@@ -35,7 +35,6 @@ with own_modules():
     from plumbing.metrics import add_step_columns, number, write_credit_log
     from plumbing.policy import Policy
     from plumbing.progress import fail, follow, one_sentence
-    from plumbing.tokenizer import Tokenizer
     from qwen2_model import Qwen2
     from queries import Queries
     from rollout import responses
@@ -47,7 +46,6 @@ with own_modules():
 ROWS = 64  # states whose logits over the whole vocabulary are computed at once
 SAVE = "save the start model as checkpoint-0, without save_total_limit, which deletes it"
 NOTICED = 0.05  # nats a token: what training and rounding may make of log p
-SHOWN = {"show": lambda rollout: " ".join(rollout.prompt_text.split())[-200:]}
 
 
 @dataclass(frozen=True)
@@ -66,83 +64,68 @@ class Options:
     dtype: str = "float32"  # of the model
 
 
-class Rollout(NamedTuple):
-    """One graded response."""
-
-    step: int
-    group: str | None  # its name in the file, if any
-    prompt: list[int]
-    prompt_text: str
-    tokens: list[int]  # of the response, its end token included, and what its tools said
-    sampled: list  # 1 for those of the policy
-    reward: float
-    rewards: dict[str, float]  # the parts of the reward by their names, NaN where there was none
-    advantage: float | None
-    place: tuple[int, int] = (0, 0)  # its file, and its row there
-
-
-def parse_row(row: Any, tokenizer: Tokenizer, c: Any) -> Rollout:
-    """The rollout of a row, for a model of config c. ValueError for what is no rollout."""
+def parse_row(row: Any, end: int | None, c: Any) -> SimpleNamespace:
+    """The rollout of a row, by the names of docs/trl.md; a part of the reward that there was not is NaN. For a model of
+    config c with this end token. ValueError for what is no rollout."""
     require(isinstance(row, dict), "it is no object")
-    given = {"step": 1} | {name: x for name, x in row.items() if x is not None}
-    prompt, tokens = (ids_of(given, name, c.vocab_size) for name in ("prompt_ids", "completion_ids"))
-    sampled = given.get("tool_mask", [1] * len(tokens))
-    require(isinstance(sampled, list) and len(sampled) == len(tokens) and any(sampled) and {*sampled} <= {0, 1},
-            "its tool_mask must have 1 for each token that was sampled, and 0 for each other one of completion_ids")
-    end = tokenizer.library.token_to_id(tokenizer.named.get("eos_token", ""))
-    require("tool_mask" in given or end not in tokens[:-1],
-            "tokens stand behind the end token of its completion_ids: padding, or another turn (write a tool_mask)")
-    length, limit = len(prompt) + len(tokens), c.max_position_embeddings
-    require(length <= limit, f"it has {length} tokens, and the model takes {limit}")
+    given = {"step": 1, "group": None, "advantage": None, "rewards": {}}
+    given |= {name: x for name, x in row.items() if x is not None}
+    for name in ("prompt_ids", "completion_ids"):
+        require(name in given, f"it has no {name}, and texts don't tell which tokens were sampled: record tokens with "
+                "bridges/recorder.py, see docs/trl.md")
+        require(isinstance(given[name], list) and given[name]
+                and all(type(token) is int and 0 <= token < c.vocab_size for token in given[name]),
+                f"its {name} must be a list of tokens from 0 to {c.vocab_size - 1}, the last one of --model")
     require("reward" in given, f"it has no reward; its fields: {', '.join(map(repr, row))}"[:200])
-    step, reward, advantage = (finite(given[name], name) if name in given else None
-                               for name in ("step", "reward", "advantage"))
-    require(step % 1 == 0, f"its step must be a whole number, not {step:g}")
-    group = str(given["group"]) if "group" in given else None
-    require(isinstance(parts := given.get("rewards", {}), dict), "its rewards must be numbers by name")
-    parts = {f"rewards/{name}": math.nan if x is None else finite(x, name) for name, x in parts.items()}
-    return Rollout(int(step), group, prompt, tokenizer.decode(prompt)[0], tokens, sampled, reward, parts, advantage)
+    r = SimpleNamespace(**{"tool_mask": [1] * len(given["completion_ids"])} | given)
+    sampled, length = r.tool_mask, len(r.prompt_ids) + len(r.completion_ids)
+    require(isinstance(sampled, list) and len(sampled) == len(r.completion_ids) and any(sampled)
+            and {*sampled} <= {0, 1},
+            "its tool_mask must have 1 for each token that was sampled, and 0 for each other one of completion_ids")
+    require("tool_mask" in given or end not in r.completion_ids[:-1],
+            "tokens stand behind the end token of its completion_ids: padding, or another turn (write a tool_mask)")
+    require(length <= c.max_position_embeddings,
+            f"it has {length} tokens, and the model takes {c.max_position_embeddings}")
+    r.step, r.reward, r.advantage = (finite(given[name], name) for name in ("step", "reward", "advantage"))
+    require(r.step % 1 == 0, f"its step must be a whole number, not {r.step:g}")
+    require(isinstance(r.rewards, dict), "its rewards must be numbers by name")
+    r.rewards = {f"rewards/{name}": finite(x, name, math.nan) for name, x in r.rewards.items()}
+    r.step, r.group = int(r.step), None if r.group is None else str(r.group)
+    return r
 
 
-def ids_of(given: dict, name: str, size: int) -> list[int]:
-    """The tokens of a row; ValueError where there are none, or others than the `size` of --model."""
-    require(name in given, f"it has no {name}, and texts don't tell which tokens were sampled: record tokens with "
-            "bridges/recorder.py, see docs/trl.md")
-    require(isinstance(given[name], list) and given[name]
-            and all(type(token) is int and 0 <= token < size for token in given[name]),
-            f"its {name} must be a list of tokens from 0 to {size - 1}, the last one of --model")
-    return given[name]
-
-
-def finite(value: Any, name: str) -> float:
-    """A number that float32 can hold; ValueError for anything else."""
+def finite(value: Any, name: str, missing: float | None = None) -> float | None:
+    """A number that float32 can hold, `missing` for None; ValueError for anything else."""
+    if value is None:
+        return missing
     require(abs(value := number(value, f"its {name}")) <= 1e38, f"its {name} must be a finite number, not {value}")
     return value
 
 
-def read_rollouts(files: list[Path], tokenizer: Tokenizer, c: Any) -> list[Rollout]:
+def read_rollouts(files: list[Path], policy: Policy) -> list:
     """The rollouts of all files. ValueError, with the row, for what is no rollout, and for a step that comes again; and
     where there is none, or only some have an advantage."""
-    found = []
+    found, tokenizer = [], policy.tokenizer
+    end = tokenizer.library.token_to_id(tokenizer.named.get("eos_token", ""))
     for k, file in enumerate(files):
         latest = -math.inf
         for i, (place, parse) in enumerate(raw_rows(file)):
             try:
-                rollout = parse_row(parse(), tokenizer, c)
+                rollout = parse_row(parse(), end, policy.model.config)
                 require(rollout.step >= latest,
                         f"step {rollout.step} comes after {latest}: two runs in one file? Or one resumed?")
             except ValueError as error:
                 raise ValueError(f"{file}, {place}: {error}") from None
-            found.append(rollout._replace(place=(k, i)))
-            latest = rollout.step
+            latest, rollout.file, rollout.row = rollout.step, k, i
+            found.append(rollout)
     require(found, f"{files[0]} holds no rollout")
     require(len({rollout.advantage is None for rollout in found}) == 1,
             "some rows have an advantage and others none: write it in all of them, or in none")
     return found
 
 
-def in_groups(rollouts: list[Rollout], compared: bool) -> tuple[list[Rollout], int, list[str]]:
-    """Those in groups of the usual size G, side by side in ascending steps; G; and what a reader must know of it. A
+def in_groups(rollouts: list, compared: bool) -> tuple[list, int, list[str]]:
+    """Rollouts in groups of the usual size G, side by side in ascending steps; G; and what a reader must know of it. A
     group has one step, name and prompt. compared: whether rewards are, for which one response is not enough.
 
     Without names, a prompt that was drawn twice in a step looks like one group. So rows that come apart don't say what
@@ -150,21 +133,21 @@ def in_groups(rollouts: list[Rollout], compared: bool) -> tuple[list[Rollout], i
     """
     groups = {}
     for r in rollouts:
-        groups.setdefault((r.step, r.group, tuple(r.prompt)), []).append(r)
+        groups.setdefault((r.step, r.group, tuple(r.prompt_ids)), []).append(r)
     apart = {key for key, rows in groups.items() if key[1] is None
-             and any(a.place[0] == b.place[0] and a.place[1] + 1 < b.place[1] for a, b in pairwise(rows))}
+             and any(a.file == b.file and a.row + 1 < b.row for a, b in pairwise(rows))}
     sizes = Counter(len(groups[key]) for key in (groups.keys() - apart or groups))
     several = lambda n: any(n % m == 0 and sizes[m] >= sizes[n] for m in sizes if 1 < m < n)
     G = max(sizes, key=lambda n: (n > 1 or not compared, not several(n), n * sizes[n]))
     found = [rollout for rows in groups.values() if len(rows) == G for rollout in rows]
-    others = len(rollouts) - len(found)
     twice = sum(len(rows) // G > 1 and len(rows) % G == 0 for key, rows in groups.items() if key[1] is None and G > 1)
     doubtful = sum(len(groups[key]) == G for key in apart)
-    notes = [f"{others:,} rollouts were left out: their groups are not of {G}, as most are"] * (others > 0)
-    notes += [f"{twice:,} of these prompts came several times in a step: the field group would tell"] * (twice > 0)
-    notes += [f"the rows of {doubtful:,} groups don't stand side by side: if a step had a prompt twice, they are "
-              "mixed, and the field group would tell"] * (doubtful > 0)
-    return sorted(found, key=lambda rollout: rollout.step), G, notes
+    notes = {f"{len(rollouts) - len(found):,} rollouts were left out: their groups are not of {G}, as most are":
+             len(found) < len(rollouts),
+             f"{twice:,} of these prompts came several times in a step: the field group would tell": twice,
+             f"the rows of {doubtful:,} groups don't stand side by side: if a step had a prompt twice, they are mixed, "
+             "and the field group would tell": doubtful}
+    return sorted(found, key=lambda rollout: rollout.step), G, [note for note, holds in notes.items() if holds]
 
 
 def facts(model: Qwen2, part: MicroBatch) -> Tensor:
@@ -178,25 +161,26 @@ def facts(model: Qwen2, part: MicroBatch) -> Tensor:
     return by_rows(of_some, 1, ROWS, predicting_states(model, part), part.tokens)
 
 
-def read_step(rollouts: list[Rollout], middle: float, policy: Policy, s: Settings,
+def read_step(rollouts: list, parts: Iterable[str], middle: float, policy: Policy, s: Settings,
               step: int) -> tuple[ForeignBatch, Tensor]:
     """The batch of one step, and log p, entropy and variance of log p of its n tokens (3, n). rollouts: in groups of
-    equal size, side by side; a reward above the middle counts as success."""
-    device = policy.model.output_weight.device
-    own = layout([r.tokens for r in rollouts], [r.sampled for r in rollouts], device=device)
-    reward = torch.tensor([r.reward for r in rollouts], dtype=torch.float64, device=device)  # (B,)
-    task = SimpleNamespace(**vars(TASK) | SHOWN | ({"reply": None} if any(own.before) else {}))
-    ended = torch.tensor([r.tokens[-1] in policy.tokenizer.end_tokens for r in rollouts], device=device)
-    batch = ForeignBatch(own, lambda _: {"tokenizer": policy.tokenizer}, {"reward": reward}, reward > middle,
-                         weights={"reward": 1.0}, ended=ended, puzzles=tuple(rollouts[:: s.answers]), task=task,
-                         group=torch.arange(len(rollouts), device=device) // s.answers, normalize=s.normalize,
-                         prompts=tuple(r.prompt for r in rollouts[:: s.answers]))
+    equal size, side by side, with these parts of the reward, one above the middle of which counts as success."""
+    tokenizer, device = policy.tokenizer, policy.model.output_weight.device
+    column = lambda values: torch.tensor([*values], dtype=torch.float64, device=device)  # (B,)
+    own = layout([r.completion_ids for r in rollouts], [r.tool_mask for r in rollouts], device=device)
+    task = SimpleNamespace(**vars(TASK) | ({"reply": None} if any(own.before) else {}))
+    task.show = lambda rollout: " ".join(tokenizer.decode(rollout.prompt_ids)[0].split())[-200:]
+    grades = {name: column(r.rewards.get(name, math.nan) for r in rollouts) for name in parts}
+    grades["reward"] = column(r.reward for r in rollouts)
+    batch = ForeignBatch(own, lambda _: {"tokenizer": tokenizer}, grades, grades["reward"] > middle, s.answers,
+                         puzzles=rollouts, prompts=[r.prompt_ids for r in rollouts], task=task, normalize=s.normalize,
+                         ended=column(r.completion_ids[-1] in tokenizer.end_tokens for r in rollouts).bool())
     read = read_responses(facts, policy.model, *responses(batch, torch.arange(len(rollouts), device=device)),
                           at_once=s.micro_batch)  # (B, T, 4)
     batch.logprob, batch.entropy, batch.logit_grad, _ = read.unbind(-1)
     batch.ask = Queries(policy, batch, s, step)
-    theirs = [r.advantage for r in rollouts]
-    batch.advantage = torch.tensor(theirs, device=device) if s.advantage == "theirs" else compare(batch, s.advantage)
+    batch.advantage = (column(r.advantage for r in rollouts).float() if s.advantage == "theirs" else
+                       compare(batch, s.advantage))
     return batch, read[own.mask][:, [0, 1, 3]].T.double()
 
 
@@ -204,30 +188,29 @@ def verdict(logprob: Tensor, entropy: Tensor, variance: Tensor) -> str:
     """Whether the model wrote n tokens: then log p of each has this variance, and minus the entropy as mean; (n,)."""
     gap, error = (logprob + entropy).mean().item(), variance.sum().clamp(min=0).sqrt().item() / len(variance)
     allowed = NOTICED + 4 * error
-    said = (f"log p plus entropy has a mean of {gap:.3f} nats; of tokens that this model sampled it is within "
-            f"{allowed:.3f} of 0 ({NOTICED} and four standard errors), ")
-    if gap < -allowed:
-        return said + "so this model did NOT write these tokens: another model, prompt or temperature"
-    if gap > allowed:
-        return said + "so they are too probable to be sampled: greedily, with top_p, or at a lower --temperature?"
-    return said + ("so it may have written them" if 2 * error < NOTICED else "but these are too few tokens to tell")
+    so = ("so this model did NOT write these tokens: another model, prompt or temperature" if gap < -allowed else
+          "so they are too probable to be sampled: greedily, with top_p, or at a lower --temperature?" if gap > allowed
+          else "so it may have written them" if 2 * error < NOTICED else "but these are too few tokens to tell")
+    return (f"log p plus entropy has a mean of {gap:.3f} nats; of tokens that this model sampled it is within "
+            f"{allowed:.3f} of 0 ({NOTICED} and four standard errors), {so}")
 
 
-def load_weights(folder: Path, options: Options | Settings) -> Qwen2:
-    """The model of a folder, or of an adapter's base and the adapter."""
-    given = {name: getattr(options, name) for name in ("device", "dtype", "temperature")} | {"model": str(folder)}
-    if adapter := read_json(file := folder / "adapter_config.json", missing={}):
-        check_fields(adapter, {"base_model_name_or_path": str, "r": int, "lora_alpha": float}, file)
-        given |= {"model": adapter["base_model_name_or_path"], "adapter": str(folder),
-                  "lora_rank": adapter["r"], "lora_alpha": adapter["lora_alpha"]}
-    model = load_policy(Settings(**given), TASK).model
-    model.real_vocab = model.config.vocab_size  # that of the weights, as in other trainers
-    return model
+def weights_of(folder: Path) -> dict:
+    """The settings that name a folder's weights: the model, or an adapter's base and the adapter."""
+    adapter = read_json(file := folder / "adapter_config.json", missing={})
+    if not adapter:
+        return {"model": str(folder)}
+    check_fields(adapter, {"base_model_name_or_path": str, "r": int, "lora_alpha": float}, file)
+    return {"model": adapter["base_model_name_or_path"], "adapter": str(folder), "lora_rank": adapter["r"],
+            "lora_alpha": adapter["lora_alpha"]}
 
 
-def base_of(folder: Path) -> Path:
-    """The folder of a model, or that of an adapter's base."""
-    return Path(read_json(folder / "adapter_config.json", missing={}).get("base_model_name_or_path", folder))
+def load(folder: Path, options: Options | Settings) -> Policy:
+    """The policy of a folder."""
+    given = {name: getattr(options, name) for name in ("device", "dtype", "temperature")}
+    policy = load_policy(Settings(**given, **weights_of(folder)), TASK)
+    policy.model.real_vocab = policy.model.config.vocab_size  # that of the weights, as in other trainers
+    return policy
 
 
 def checkpoints(model: str) -> dict[float, Path]:
@@ -246,19 +229,18 @@ def check_options(files: list[Path], options: Options) -> None:
     require(options.model, "name the folder of the model that sampled: --model FOLDER")
 
 
-def settings_of(options: Options, files: list[Path], folder: Path, rollouts: list[Rollout], G: int) -> Settings:
+def settings_of(options: Options, files: list[Path], folder: Path, rollouts: list, G: int) -> Settings:
     """The settings for config.json; ValueError where they are too large for a log, or nothing can be compared."""
-    sizes, length = Counter(rollout.step for rollout in rollouts), max(len(rollout.tokens) for rollout in rollouts)
+    sizes, length = Counter(r.step for r in rollouts), max(len(r.completion_ids) for r in rollouts)
     require(max(length, *sizes.values()) <= 2**16, "a step may have 65,536 responses, and a response as many tokens")
     require(G > 1 or options.advantage == "theirs",
             "no two rollouts of a step answer the same prompt: there is nothing to compare a reward with")
     given = {name: value for name, value in asdict(options).items() if name not in ("model", "every")}
-    base = base_of(folder)
-    return Settings(**given, model=str(base), adapter=str(folder) if base != folder else "", data=str(files[0]),
-                    task="rollouts", steps=len(sizes), answers=G, max_new_tokens=length)
+    return Settings(**given, **weights_of(folder), data=str(files[0]), task="rollouts", steps=len(sizes), answers=G,
+                    max_new_tokens=length)
 
 
-def give_credit(rollouts: list[Rollout], middle: float, folders: dict[int, Path], policy: Policy, s: Settings,
+def give_credit(rollouts: list, middle: float, folders: dict[int, Path], policy: Policy, s: Settings,
                 hyper_parameters: dict) -> Tensor:
     """Write the run folder, step by step. Log p, entropy and variance of log p of all its tokens: (3, n)."""
     run, known, folder, parts = Path(s.out), [], Path(s.adapter or s.model), rollouts[0].rewards  # of the first row
@@ -269,17 +251,16 @@ def give_credit(rollouts: list[Rollout], middle: float, folders: dict[int, Path]
         began = perf_counter()
         if folder != folders[their_step]:
             folder = folders[their_step]
-            policy = policy._replace(model=load_weights(folder, s))
-        batch, read = read_step(found, middle, policy, s, step)
+            policy = load(folder, s)
+        batch, read = read_step(found, parts, middle, policy, s, step)
         known.append(read)
         found_credit = assign_credit(batch, credit, step)  # (B, T)
         if step == 1:  # not before, since the credit function may have refused
             run_folder.start_run(run, asdict(s), hyper_parameters, {}, ["their_step", "log_p_plus_entropy", *parts])
             run_folder.append_row(run, {"step": 0})
         checksum = write_credit_log(run / "credit" / f"step-{step:06d}.npz", step, batch, found_credit)
-        row = {name: torch.tensor([r.rewards.get(name, math.nan) for r in found]).nanmean().item() for name in parts}
-        row |= {"credit_checksum": checksum, "their_step": their_step,
-                "log_p_plus_entropy": read[:2].sum(0).mean().item()}
+        row = {"credit_checksum": checksum, "their_step": their_step,
+               "log_p_plus_entropy": read[:2].sum(0).mean().item()}
         add_step_columns(row, step, batch, began)
         run_folder.append_row(run, row)
         run_folder.write_samples(run, step, batch)
@@ -291,8 +272,8 @@ def convert(files: list[Path], options: Options, hyper_parameters: dict) -> None
     check_options(files, options)
     saved = checkpoints(options.model)
     folder = min(saved.items())[1]
-    model, tokenizer = load_weights(folder, options), Tokenizer(base_of(folder))
-    found = read_rollouts(files, tokenizer, model.config)
+    policy = load(folder, options)
+    found = read_rollouts(files, policy)
     if options.advantage == "theirs" and found[0].advantage is None:
         options = replace(options, advantage="grpo")
     read = sorted({rollout.step for rollout in found})[:: options.every]
@@ -303,7 +284,7 @@ def convert(files: list[Path], options: Options, hyper_parameters: dict) -> None
     early = len(grouped) - len(rollouts)
     middle = (min(r.reward for r in rollouts) + max(r.reward for r in rollouts)) / 2
     s = settings_of(options, files, folder, rollouts, G)
-    known = give_credit(rollouts, middle, folders, Policy(model, tokenizer, TASK), s, hyper_parameters)
+    known = give_credit(rollouts, middle, folders, policy, s, hyper_parameters)
     taken = ", ".join(f"{step} by {taken.name}" for step, taken in folders.items())
     said = [f"read {', '.join(map(str, files))}",
             f"{len(rollouts):,} responses, {G} to a prompt, in {s.steps} steps; advantage: "

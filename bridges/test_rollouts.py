@@ -6,17 +6,17 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-import datasets
 import numpy as np
 import pytest
 import torch
-import trl
-from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
+from datasets import Dataset
+from transformers import Qwen2ForCausalLM
 
 import analyze
 import countdown_task
 from bridges import rollouts as program
 from bridges.recorder import RolloutTrainer
+from bridges.test_trl import make
 from grpo import compare
 from methods import MITIGATIONS
 from plumbing.runs import read_credit, read_metrics
@@ -63,20 +63,16 @@ def test_log_p_is_that_of_trl(tmp_path):
     def rare(completions, **_):
         return [None if i % 3 else float("a" in c) for i, c in enumerate(completions)]
 
-    config = trl.GRPOConfig(
-        str(tmp_path), max_steps=4, per_device_train_batch_size=8, num_generations=4, max_completion_length=30,
-        bf16=False, learning_rate=0.002, use_cpu=True, report_to=[], save_steps=1, temperature=0.9, disable_tqdm=True,
-        reward_weights=[1.0, 0.5], num_iterations=2)
     prompts = [{"prompt": f"Make {i}{' now' * (i - 20)} from 3, 4 and 5."} for i in range(20, 40)]
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(BUNDLED)
-    model = Qwen2ForCausalLM.from_pretrained(BUNDLED, dtype=torch.float32)
-    weight, period = model.lm_head.weight.data, tokenizer.convert_tokens_to_ids(".")
-    weight[tokenizer.eos_token_id] = weight[period]  # so that some responses end
-    trainer = Trainer(model, [length, rare], config, datasets.Dataset.from_list(prompts), processing_class=tokenizer)
+    config = dict(max_steps=4, max_completion_length=30, save_strategy="steps", save_steps=1, temperature=0.9,
+                  num_iterations=2, reward_weights=[1.0, 0.5])
+    trainer = make(Trainer, tmp_path, config, rewards=(length, rare), train_dataset=Dataset.from_list(prompts))
+    weight, tokenizer = trainer.model.lm_head.weight.data, trainer.processing_class
+    weight[tokenizer.eos_token_id] = weight[tokenizer.convert_tokens_to_ids(".")]  # so that some responses end
     trainer.save_model(tmp_path / "checkpoint-0")
     trainer.train()
     rows = [json.loads(line) for line in file.read_text().splitlines()]
-    datasets.Dataset.from_list(rows).to_parquet(parquet)
+    Dataset.from_list(rows).to_parquet(parquet)
     logs, metrics, said = read(tmp_path / "r", file, "--temperature", 0.9, model=tmp_path)
     others, _, _ = read(tmp_path / "p", parquet, "--temperature", 0.9, model=tmp_path)
     assert metrics["their_step"][1:].tolist() == [1, 3] and "1 by checkpoint-0, 3 by checkpoint-2" in said
@@ -126,7 +122,7 @@ def test_ids_give_what_the_sampler_recorded(sampled, tmp_path, run_program, caps
 
 
 def test_groups_of_another_size_are_left_out_aloud(sampled, tmp_path):
-    """A group is of one step, name and prompt."""
+    """A group is of one step, name and prompt. And only every second step is read."""
     (log,), _, said = read(tmp_path / "a", sampled[1][:11])
     assert log["group"].max() == 1 and "3 rollouts were left out: their groups are not of 4, " in said
     assert "advantage: ours, grpo" in said
@@ -137,6 +133,8 @@ def test_groups_of_another_size_are_left_out_aloud(sampled, tmp_path):
     assert "3 rollouts were left out: their groups are not of 2, " in read(tmp_path / "c", mixed)[2]
     _, _, said = read(tmp_path / "d", [row | {"advantage": 1.0} for row in mixed])
     assert "2 rollouts were left out: their groups are not of 1, " in said
+    rows = [row | {"step": step} for step in (2, 3, 5) for row in sampled[1]]
+    assert read(tmp_path / "e", rows, "--every", 2)[1]["their_step"][1:].tolist() == [2, 5]
 
 
 @pytest.mark.parametrize("prompts, named, kept, said", [
@@ -146,16 +144,11 @@ def test_groups_of_another_size_are_left_out_aloud(sampled, tmp_path):
     ("ABABABAB", False, "AAAABBBB", "don't stand side by side"),
     ("AAAABBBBAAAA", True, "AAAABBBBAAAA", None)])
 def test_a_prompt_that_was_drawn_twice_is_no_group_silently(prompts, named, kept, said):
-    rows = [program.Rollout(1, str(i // 4) if named else None, [ord(prompt)], prompt, [1], [1], 0.0, {}, None, (0, i))
+    rows = [SimpleNamespace(step=1, group=str(i // 4) if named else None, prompt_ids=[ord(prompt)], file=0, row=i)
             for i, prompt in enumerate(prompts)]
     found, G, notes = program.in_groups(rows, compared=False)
-    assert G == 4 and "".join(rollout.prompt_text for rollout in found) == kept
+    assert G == 4 and "".join(chr(*rollout.prompt_ids) for rollout in found) == kept
     assert said in " ".join(notes) if said else not notes
-
-
-def test_every_other_step(sampled, tmp_path):
-    rows = [row | {"step": step} for step in (2, 3, 5) for row in sampled[1]]
-    assert read(tmp_path / "r", rows, "--every", 2)[1]["their_step"][1:].tolist() == [2, 5]
 
 
 def test_each_step_is_read_by_its_checkpoint(sampled, tmp_path, refusal):

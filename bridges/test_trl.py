@@ -46,22 +46,23 @@ def grader(name):
     return part
 
 
-def make(cls, folder, config=None, model=BUNDLED, dtype=torch.float32, tokenizer=BUNDLED, **options):
+def make(cls, folder, config=None, model=BUNDLED, dtype=torch.float32, tokenizer=BUNDLED,
+         rewards=(grader("answer"), grader("format")), **options):
     """A trainer on the bundled model, with Countdown."""
     usual = dict(output_dir=str(folder), max_steps=3, per_device_train_batch_size=8, num_generations=G, use_cpu=True,
                  max_completion_length=40, bf16=False, learning_rate=2e-3, report_to=[], save_strategy="no", seed=3,
                  disable_tqdm=True, reward_weights=[1.0, 0.1], gradient_checkpointing=False, logging_steps=1)
     rows = [{"prompt": "".join(countdown_task.prompt(puzzle, False)), "n": i} for i, puzzle in enumerate(PUZZLES)]
     options = {"train_dataset": datasets.Dataset.from_list(rows)} | options
-    return cls(Qwen2ForCausalLM.from_pretrained(model, dtype=dtype), [grader("answer"), grader("format")],
+    return cls(Qwen2ForCausalLM.from_pretrained(model, dtype=dtype), [*rewards],
                trl.GRPOConfig(**usual | (config or {})), **options,
                processing_class=PreTrainedTokenizerFast.from_pretrained(tokenizer))
 
 
-def trained(cls, folder, config=None, **options):
+def trained(cls, folder, config=None, resume=None, **options):
     """The weights after three steps, and what was logged, but for times and our own columns."""
     trainer = make(cls, folder, config, **options)
-    trainer.train()
+    trainer.train(resume_from_checkpoint=resume)
     ours = lambda name: any(word in name for word in ("time", "per_second", "credit/"))
     logs = [{name: x for name, x in row.items() if not ours(name)} for row in trainer.state.log_history]
     return {name: weight.detach() for name, weight in trainer.model.named_parameters()}, logs
@@ -73,19 +74,27 @@ def reads(batch):
     return uniform(batch)
 
 
-@pytest.mark.parametrize("config", [
-    {}, dict(num_iterations=2), dict(steps_per_generation=4, gradient_accumulation_steps=2), dict(loss_type="grpo"),
-    dict(gradient_accumulation_steps=2), dict(mask_truncated_completions=True, num_iterations=2), dict(beta=0.04),
-    dict(loss_type="cispo", epsilon_high=1.2), dict(top_entropy_quantile=0.2), dict(bf16=True),
-    dict(loss_type="grpo", importance_sampling_level="sequence")], ids=str)
-def test_none_is_trl_to_the_bit(config, tmp_path):
-    """Guards against anything that changes a run: a drawn number, a rounding, a mask, the order of rows."""
-    expected = trained(trl.GRPOTrainer, tmp_path, config)
+@pytest.mark.parametrize("credit, config", [
+    ("none", {}), ("none", dict(loss_type="grpo", importance_sampling_level="sequence")), (reads, dict(beta=0.04)),
+    *((reads, dict(num_iterations=2, **more)) for more in ({}, dict(mask_truncated_completions=True))),
+    *((reads, dict(gradient_accumulation_steps=2, **more)) for more in ({}, dict(steps_per_generation=4))),
+    (reads, dict(loss_type="cispo", epsilon_high=1.2)), (reads, dict(loss_type="grpo")), (reads, dict(bf16=True)),
+    (reads, dict(top_entropy_quantile=0.2)),
+    ("none", dict(eval_strategy="steps", eval_steps=1, save_strategy="steps", save_steps=1, num_iterations=2)),
+    (reads, {})], ids=str)
+def test_none_is_trl_to_the_bit(credit, config, tmp_path):
+    """Guards against anything that changes a run: a drawn number, a rounding, a mask, the order of rows; or an
+    evaluation, and a run that is resumed after its first step."""
+    rows = datasets.Dataset.from_list([{"prompt": f"Make {n} from 3, 4 and 5.", "n": n} for n in range(2)])
     start = Qwen2ForCausalLM.from_pretrained(BUNDLED, dtype=torch.float32).state_dict()
-    assert max((weight - start[name]).abs().max() for name, weight in expected[0].items()) > 1e-3
-    for credit in ("none", reads) if config.get("importance_sampling_level") != "sequence" else ("none",):
-        weights, logs = trained(CreditTrainer, tmp_path, config, credit=credit)
-        assert logs == expected[1] and all(torch.equal(weight, weights[name]) for name, weight in expected[0].items())
+    for resume in (None, *(["checkpoint-1"] if "save_steps" in config else [])):
+        (theirs, expected), (mine, logs) = [
+            trained(cls, (folder := tmp_path / cls.__name__), config, resume and str(folder / resume), **options,
+                    eval_dataset=rows)
+            for cls, options in ((trl.GRPOTrainer, {}), (CreditTrainer, {"credit": credit}))]
+        assert max((weight - start[name]).abs().max() for name, weight in theirs.items()) > 1e-3
+        assert logs == expected and all(torch.equal(weight, mine[name]) for name, weight in theirs.items())
+        assert any("eval_reward" in row for row in logs) == ("eval_steps" in config)
 
 
 # ------------------------------------------------------------------------------------------- the same responses
@@ -180,10 +189,10 @@ METHODS = {
     "positives": "", "expert_iteration": "", "regrade_ablation --tokens": ""}
 
 
-@pytest.mark.parametrize("words", METHODS)
-def test_the_first_gradient_is_ours(words, sampled, monkeypatch):
+@pytest.mark.parametrize("words, advantage", [*((words, "grpo") for words in METHODS), ("entropy_ratio", "theirs")])
+def test_the_first_gradient_is_ours(words, advantage, sampled, monkeypatch):
     """Guards against another column, advantage, role or log-prob than train.py's, another weight in the loss, and a
-    pass over the batch for nothing."""
+    pass over the batch for nothing. TRL's deviation is the unbiased one: ours is larger by sqrt(G / (G - 1))."""
     folder, batch, policy = sampled
     puzzle = lambda row: batch.puzzles[int(row["prompt"])]
     task = SimpleNamespace(**vars(TASK) | dict(
@@ -191,27 +200,18 @@ def test_the_first_gradient_is_ours(words, sampled, monkeypatch):
         grade=lambda text, row, *_: countdown_task.grade(text, puzzle(row))))
     _, hyper_parameters, *_ = parse_flags(["--mitigation", *words.split()])
     name = words.split()[0]
-    trainer, inputs = on_ours(folder, batch, monkeypatch, {"beta": 1e-12} if name == "dpo" else {}, advantage="grpo",
+    trainer, inputs = on_ours(folder, batch, monkeypatch, {"beta": 1e-12} if name == "dpo" else {}, task=task,
                               credit=partial(MITIGATIONS[name], **hyper_parameters), success="answer", format="format",
-                              task=task)
+                              advantage=advantage)
     trainer.compute_loss(trainer.model, inputs).backward()
     credit, gradient = ours(batch, policy, f"--mitigation {words}")
-    torch.testing.assert_close(inputs["advantages"][batch.mask], credit[batch.mask].to(inputs["advantages"]),
-                               atol=1e-4, rtol=1e-4)
+    ratio, error = (1, 2e-5) if advantage == "grpo" else (math.sqrt(G / (G - 1)), 3e-4)
+    torch.testing.assert_close(inputs["advantages"][batch.mask] * ratio, credit[batch.mask].to(inputs["advantages"]),
+                               atol=1e-4, rtol=max(1e-4, error))
     found = cosine_and_norm(gradient, {name: w.grad for name, w in trainer.model.named_parameters()})
-    assert found == pytest.approx((1, 1), abs=2e-5)
+    assert found == pytest.approx((1, ratio), abs=error)
     assert not {METHODS[words]} - {"", *vars(trainer.batch)}
     assert bool(METHODS[words]) == any(fact in vars(trainer.batch) for fact in FACTS)
-
-
-def test_the_norm_with_trl_s_own_advantage(sampled, monkeypatch):
-    """TRL's deviation is the unbiased one: ours is larger by sqrt(G / (G - 1))."""
-    folder, batch, policy = sampled
-    trainer, inputs = on_ours(folder, batch, monkeypatch, credit="entropy_ratio")
-    trainer.compute_loss(trainer.model, inputs).backward()
-    found = cosine_and_norm(ours(batch, policy, "--mitigation entropy_ratio")[1],
-                            {name: w.grad for name, w in trainer.model.named_parameters()})
-    assert found == pytest.approx((1, math.sqrt(G / (G - 1))), abs=3e-4)
 
 
 def test_every_credit_function_runs_or_is_refused_by_name(sampled):
@@ -341,16 +341,13 @@ def test_what_tools_say_is_no_token(name, tmp_path, monkeypatch, run_program):
 
 def test_several_processes_give_the_same_credit(tmp_path):
     """Groups span them. Two steps of entropy_ratio: its credit to the bit, and the weights, as far as sums agree."""
-    found = []
-    for n in (1, 2, 4):
+    for n in (1, 4):
         words = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={n}",
                  "-m", "bridges.test_trl", tmp_path / f"{n}.pt"]
         subprocess.run(words, check=True, env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"})
-        found.append(torch.load(tmp_path / f"{n}.pt"))
-    (credit, weights), *others = found
-    for other, moved in others:
-        assert torch.equal(credit, other) and credit.any()
-        assert max((weight - moved[name]).abs().max() for name, weight in weights.items()) < 2e-6
+    (credit, weights), (other, moved) = (torch.load(tmp_path / f"{n}.pt") for n in (1, 4))
+    assert torch.equal(credit, other) and credit.any()
+    assert max((weight - moved[name]).abs().max() for name, weight in weights.items()) < 2e-6
 
 
 def worker(file):
@@ -390,24 +387,6 @@ assert rollout.HIS and sampler.HIS and tasks.mine.HIS and mitigations.reweightin
 assert sys.modules['rollout'] is rollout
 """)
     subprocess.run([sys.executable, script], check=True, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)})
-
-
-@pytest.mark.parametrize("config", [dict(eval_strategy="steps", eval_steps=1), dict(num_iterations=2)], ids=str)
-def test_evaluation_and_resuming_are_trl_s(config, tmp_path):
-    """Three steps, resumed after the first: weights and logs are those of TRL's trainer."""
-    found = []
-    for cls in (trl.GRPOTrainer, CreditTrainer):
-        config = config | dict(save_strategy="steps", save_steps=1)
-        rows = datasets.Dataset.from_list([{"prompt": f"Make {n} from 3, 4 and 5.", "n": n} for n in range(2)])
-        trainer = make(cls, tmp_path / cls.__name__, config, eval_dataset=rows)
-        trainer.train()
-        again = make(cls, tmp_path / cls.__name__, config, eval_dataset=rows)
-        again.train(resume_from_checkpoint=str(tmp_path / cls.__name__ / "checkpoint-1"))
-        found.append([dict(t.model.named_parameters()) for t in (trainer, again)]
-                     + [[row.get("eval_reward") for row in again.state.log_history]])
-    for theirs, mine in zip(found[0][:2], found[1][:2]):
-        assert all(torch.equal(weight, mine[name]) for name, weight in theirs.items())
-    assert found[0][2] == found[1][2] and any(x is not None for x in found[0][2]) == ("eval_steps" in config)
 
 
 if __name__ == "__main__":

@@ -35,27 +35,24 @@ KNOWN = {"prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "adva
 HEAD = ("log_probs", "entropy", "log_sum_sq_probs")  # what TRL's head can tell of a token; the last one if asked
 
 
-class Watched:
-    """A model that keeps what TRL's head says of the tokens it reads."""
-
-    def __init__(self, model: torch.nn.Module):
-        self.model, self.seen = model, []
-
-    def __call__(self, **inputs: Any) -> Any:
-        """The model's outputs, unchanged."""
-        outputs = self.model(**inputs)
-        self.seen.append([getattr(outputs, name) for name in HEAD])
+def watched(model: Callable, seen: list) -> Callable:
+    """A model that keeps in `seen` what TRL's head says of the tokens it reads."""
+    def read(**inputs: Any) -> Any:
+        outputs = model(**inputs)
+        seen.append([getattr(outputs, name) for name in HEAD])
         return outputs
+    return read
 
-    def facts(self, C: int) -> dict[str, Tensor]:
-        """FACTS of the last C tokens, (b, C) each, but for the logit gradient where the head was not asked for it."""
-        logprob, entropy, square = (None if x[0] is None else torch.cat(x)[:, -C:].float() for x in zip(*self.seen))
-        found = {"logprob": logprob, "entropy": entropy.clamp(min=0)}  # rounding takes it below 0
-        if square is not None:  # log sum p^2
-            rest = -logprob.expm1()  # the probability of all other tokens, and the sum of its squares:
-            others = (square.exp() - logprob.exp() ** 2).clamp(min=0).minimum(rest**2)
-            found["logit_grad"] = torch.hypot(rest, others.sqrt())
+
+def facts_of(seen: list, C: int) -> dict[str, Tensor]:
+    """FACTS of the last C tokens, (b, C) each, but for the logit gradient where the head was not asked for it."""
+    logprob, entropy, square = (None if x[0] is None else torch.cat(x)[:, -C:].float() for x in zip(*seen))
+    found = {"logprob": logprob, "entropy": entropy.clamp(min=0)}  # rounding takes it below 0
+    if square is None:  # log sum p^2
         return found
+    rest = -logprob.expm1()  # the probability of all other tokens, and the sum of its squares:
+    others = (square.exp() - logprob.exp() ** 2).clamp(min=0).minimum(rest**2)
+    return found | {"logit_grad": torch.hypot(rest, others.sqrt())}
 
 
 class CreditTrainer(GRPOTrainer):
@@ -80,9 +77,9 @@ class CreditTrainer(GRPOTrainer):
         for name in filter(None, (success, format)):
             require(not isinstance(name, str) or name in self.reward_func_names,
                     f"there is no reward function {name!r}, but {', '.join(self.reward_func_names)}")
-        self.advantage, self.success, self.format = advantage, success, format
-        self.normalize, self.task, self.head_is_asked = normalize, task, False
-        self.passes: list[Watched] | None = None  # TRL's own over a batch; None where it is not watched
+        self.advantage, self.success, self.format, self.normalize = advantage, success, format, normalize
+        self.task, self.head_is_asked = task, False
+        self.passes: list[list] | None = None  # what each of TRL's own over a batch saw; None where it is not watched
 
     @cached_property
     def reader(self) -> Tokenizer:
@@ -103,7 +100,8 @@ class CreditTrainer(GRPOTrainer):
 
     def _get_per_token_logps_and_entropies(self, model: Any, *inputs: Any, **options: Any) -> tuple:
         if self.passes is not None and model is self.model:
-            self.passes.append(model := Watched(model))
+            self.passes.append([])
+            model = watched(model, self.passes[-1])
         return super()._get_per_token_logps_and_entropies(model, *inputs, **options)
 
     def _generate_and_score_completions(self, inputs: list) -> dict[str, Any]:
@@ -114,21 +112,21 @@ class CreditTrainer(GRPOTrainer):
         output = super()._generate_and_score_completions(inputs)
         # The first pass was the policy's, if TRL made that at all. One with masked responses tells nothing of these.
         told = "old_per_token_logps" in output and not self.mask_truncated_completions
-        watched, self.passes = self.passes[:1] if told else [], None
-        credit = self.assign(inputs, output, watched)  # (b, C)
+        seen, self.passes = self.passes[0] if told else [], None
+        credit = self.assign(inputs, output, seen)  # (b, C)
         # Of whole responses only `none` is let through, whose credit is TRL's own advantage, but for rounding.
         return output | ({"advantages": credit} if self.importance_sampling_level == "token" else {})
 
     # ------------------------------------------------------------------------------- the batch and its credit
 
     @torch.no_grad()
-    def assign(self, inputs: list, output: dict, watched: list[Watched]) -> Tensor:
+    def assign(self, inputs: list, output: dict, seen: list) -> Tensor:
         """The credit (b, C) of this process's responses. Each process computes that of all B: groups may span them."""
         own = layout(*self.generated[1:3], output["completion_ids"].shape[1], self.accelerator.device)
-        self.batch, step = self.gathered(inputs, output, watched, own), self.state.global_step + 1
+        self.batch, step = self.gathered(inputs, output, seen, own), self.state.global_step + 1
         credit = assign_credit(self.batch, self.credit, step)  # (B, T)
-        for name, x in {"mean": credit[self.batch.mask].mean(), "std": credit[self.batch.mask].std()}.items():
-            self._metrics["train"][f"credit/{name}"].append(x.item())
+        for name in ("mean", "std"):
+            self._metrics["train"][f"credit/{name}"].append(getattr(credit[self.batch.mask], name)().item())
         return own.spread(self.mine(credit)[:, : own.mask.shape[1]])
 
     def mine(self, values: Any) -> Any:
@@ -141,18 +139,16 @@ class CreditTrainer(GRPOTrainer):
         wide = self.accelerator.pad_across_processes(x, dim=1) if x.dim() > 1 else x
         return self.accelerator.gather(wide)
 
-    def gathered(self, inputs: list, output: dict, watched: list[Watched], own: Layout) -> ForeignBatch:
+    def gathered(self, inputs: list, output: dict, seen: list, own: Layout) -> ForeignBatch:
         """The batch of all B responses."""
-        told, device, (prompts, ids) = {}, self.accelerator.device, self.generated[:2]
-        ends = (*self.eos_token_ids, self._tokenizer.pad_token_id)
+        (prompts, ids), ends = self.generated[:2], (*self.eos_token_ids, self._tokenizer.pad_token_id)
         rows = gather_object([(prompt, said, {name: x for name, x in row.items() if "image" not in name})
                               for prompt, said, row in zip(prompts, own.before, inputs)])  # B
 
         def read(name: str) -> dict[str, Any]:
             if name == "tokenizer":
                 return {name: self.reader}
-            found = self.facts(output, name, watched)
-            return {name: self.everyone(own.compact(x)) for name, x in found.items()}
+            return {name: self.everyone(own.compact(x)) for name, x in self.facts(output, name, seen).items()}
 
         everywhere = own._replace(tokens=self.everyone(own.tokens), mask=self.everyone(own.mask.int()).bool(),
                                   before=tuple(said for _, said, _ in rows))
@@ -160,13 +156,11 @@ class CreditTrainer(GRPOTrainer):
         grades = dict(zip(weights, self.parts.double().T))  # (B,) each
         grades["reward"] = (self.parts.double() * self.reward_weights.to(self.parts).double()).nansum(1)
         success = grades[self.success] if isinstance(self.success, str) else grades["reward"] > self.success
-        if self.format:
-            told["format"] = grades[self.format].float()
-        G, ended = self.num_generations, torch.tensor([row[-1] in ends for row in ids], device=device)
+        ended = torch.tensor([int(row[-1] in ends) for row in ids], device=own.mask.device)  # (b,)
         batch = ForeignBatch(
-            everywhere, read, grades, success, weights=weights, ended=self.everyone(ended.int()).bool(),
-            group=torch.arange(len(rows), device=device) // G, puzzles=tuple(row for *_, row in rows[::G]),
-            prompts=tuple(prompt for prompt, *_ in rows[::G]), normalize=self.normalize, task=self.task, **told)
+            everywhere, read, grades, success, self.num_generations, puzzles=[row for *_, row in rows],
+            prompts=[prompt for prompt, *_ in rows], weights=weights, ended=self.everyone(ended).bool(), task=self.task,
+            normalize=self.normalize, **({"format": grades[self.format].float()} if self.format else {}))
         batch.advantage = self.everyone(output["advantages"])  # (B,)
         if self.advantage != "theirs":
             compared = ADVANTAGES[self.advantage](by_group(batch, batch.reward), batch)  # (Q, G)
@@ -175,22 +169,21 @@ class CreditTrainer(GRPOTrainer):
         batch.ask = Asked(self.args.seed, self.state.global_step + 1, **(reference if self.beta else {}))
         return batch
 
-    def facts(self, output: dict, asked: str, watched: list[Watched]) -> dict[str, Tensor]:
-        """FACTS (b, C) of this process's responses, from TRL's own pass over them, `watched`, or from one more."""
+    def facts(self, output: dict, asked: str, seen: list) -> dict[str, Tensor]:
+        """FACTS (b, C) of this process's responses: what TRL's own pass over them has seen, or one more."""
         if asked == "logit_grad" and not self.head_is_asked:
             model = self.accelerator.unwrap_model(self.model)
             add_fused_lm_head(model.get_base_model() if hasattr(model, "peft_config") else model, self.temperature,
                               self.args.cast_lm_head_to_fp32, HEAD)
             self.head_is_asked = True
-            watched.clear()
+            seen.clear()
         tokens = output["completion_ids"]  # (b, C)
-        if not watched:
+        if not seen:
             length = torch.tensor([[len(row)] for row in self.generated[1]], device=tokens.device)  # (b, 1)
             real = torch.arange(tokens.shape[1], device=tokens.device) < length  # (b, C) also of one that TRL masks
-            watched.append(Watched(self.model))
             super()._get_per_token_logps_and_entropies(
-                watched[0], torch.cat((output["prompt_ids"], tokens), 1),
+                watched(self.model, seen), torch.cat((output["prompt_ids"], tokens), 1),
                 torch.cat((output["prompt_mask"], real.to(output["prompt_mask"])), 1), tokens.shape[1],
                 batch_size=self.args.per_device_train_batch_size,
                 **{name: x for name, x in output.items() if name not in KNOWN})
-        return watched[0].facts(tokens.shape[1])
+        return facts_of(seen, tokens.shape[1])

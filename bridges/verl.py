@@ -24,6 +24,7 @@ with own_modules():
     from plumbing.tokenizer import Tokenizer
 
 FIELDS = ["uid", "prompts", "responses", "response_mask", "advantages", "rm_scores", "old_log_probs", "entropy"]
+OURS = {"old_log_probs": "logprob", "entropy": "entropy", "ref_log_prob": "reference_logprob"}
 
 
 def credited(compute: Callable) -> Callable:
@@ -68,10 +69,8 @@ def credit_of(data: dict[str, list], model: str, step: int, name: str, success: 
     require(all((row == row[0]).all() for row in given),
             "this algorithm.adv_estimator gives the tokens of a response several advantages: take grpo or rloo")
     own = layout([row.tolist() for row in column("responses")], [masks[i].tolist() for i in order])
-    told = {ours: column(field) for ours, field in {"logprob": "old_log_probs", "entropy": "entropy",
-                                                    "reference_logprob": "ref_log_prob"}.items() if field in data}
-    told = {ours: own.compact(pad_sequence([row.float() for row in rows], batch_first=True))
-            for ours, rows in told.items()}  # (B, T) each
+    told = {ours: own.compact(pad_sequence([row.float() for row in column(field)], batch_first=True))
+            for field, ours in OURS.items() if field in data}  # (B, T) each
     reference = {"reference_logprob": lambda: told["reference_logprob"]} if "reference_logprob" in told else {}
     credit = find_credit(partial(MITIGATIONS[name], **hyper_parameters) if name in MITIGATIONS else name, TASK,
                          {"reference"} if reference else set(), "verl's trainer")
@@ -79,14 +78,11 @@ def credit_of(data: dict[str, list], model: str, step: int, name: str, success: 
     reward = torch.stack([row.double().sum() for row in column("rm_scores")])  # (B,)
     batch = ForeignBatch(
         own, lambda field: told | {"tokenizer": reader}, {"reward": reward}, reward > success,
-        weights={"reward": 1.0}, ended=torch.isin(last, torch.tensor(reader.end_tokens)),
-        group=torch.arange(len(groups)).repeat_interleave(len(order) // len(groups)), puzzles=tuple(groups),
-        prompts=tuple(data["prompts"][rows[0]].tolist() for rows in groups.values()), normalize=normalize)
+        G=len(order) // len(groups), puzzles=column("uid"), prompts=[row.tolist() for row in column("prompts")],
+        ended=torch.isin(last, torch.tensor(reader.end_tokens)), normalize=normalize)
     batch.advantage, batch.ask = torch.stack([row[0] for row in given]).float(), Asked(seed, step, **reference)  # (B,)
-    found = [torch.zeros(len(mask)) for mask in masks]  # n
-    for i, row in zip(order, own.spread(assign_credit(batch, credit, step))):  # (C,)
-        found[i] = row[: len(masks[i])]
-    return found
+    paid = dict(zip(order, own.spread(assign_credit(batch, credit, step))))  # (C,) by row
+    return [paid[i][: len(mask)] if i in paid else torch.zeros(len(mask)) for i, mask in enumerate(masks)]
 
 
 trainer_base.PPOTrainer._compute_advantage = credited(trainer_base.PPOTrainer._compute_advantage)
