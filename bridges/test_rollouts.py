@@ -75,6 +75,8 @@ def test_log_p_is_that_of_trl(tmp_path):
     Dataset.from_list(rows).to_parquet(parquet)
     logs, metrics, said = read(tmp_path / "r", file, "--temperature", 0.9, model=tmp_path)
     others, _, _ = read(tmp_path / "p", parquet, "--temperature", 0.9, model=tmp_path)
+    for given in (row["rewards"] | {"reward": row["reward"]} for row in rows):
+        assert given["reward"] == pytest.approx(given["length"] + 0.5 * (given["rare"] or 0))
     assert metrics["their_step"][1:].tolist() == [1, 3] and "1 by checkpoint-0, 3 by checkpoint-2" in said
     assert abs(metrics["log_p_plus_entropy"][1:]).max() < 0.3 and 0 < metrics["truncated"][1:].mean() < 1
     for log, other, expected, step in zip(logs, others, seen, (1, 3), strict=True):

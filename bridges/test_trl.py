@@ -95,6 +95,8 @@ def test_none_is_trl_to_the_bit(credit, config, tmp_path):
         assert max((weight - start[name]).abs().max() for name, weight in theirs.items()) > 1e-3
         assert logs == expected and all(torch.equal(weight, mine[name]) for name, weight in theirs.items())
         assert any("eval_reward" in row for row in logs) == ("eval_steps" in config)
+    if "eval_steps" in config:  # which asks for no credit
+        make(CreditTrainer, tmp_path, credit=lambda batch: batch.mask / 0, eval_dataset=rows).evaluate()
 
 
 # ------------------------------------------------------------------------------------------- the same responses
@@ -201,8 +203,8 @@ def test_the_first_gradient_is_ours(words, advantage, sampled, monkeypatch):
     _, hyper_parameters, *_ = parse_flags(["--mitigation", *words.split()])
     name = words.split()[0]
     trainer, inputs = on_ours(folder, batch, monkeypatch, {"beta": 1e-12} if name == "dpo" else {}, task=task,
-                              credit=partial(MITIGATIONS[name], **hyper_parameters), success="answer", format="format",
-                              advantage=advantage)
+                              credit=partial(MITIGATIONS[name], **hyper_parameters), format="format",
+                              advantage=advantage, success="answer" if advantage == "grpo" else 0.5)
     trainer.compute_loss(trainer.model, inputs).backward()
     credit, gradient = ours(batch, policy, f"--mitigation {words}")
     ratio, error = (1, 2e-5) if advantage == "grpo" else (math.sqrt(G / (G - 1)), 3e-4)
@@ -210,7 +212,7 @@ def test_the_first_gradient_is_ours(words, advantage, sampled, monkeypatch):
                                atol=1e-4, rtol=max(1e-4, error))
     found = cosine_and_norm(gradient, {name: w.grad for name, w in trainer.model.named_parameters()})
     assert found == pytest.approx((1, ratio), abs=error)
-    assert not {METHODS[words]} - {"", *vars(trainer.batch)}
+    assert not {METHODS[words]} - {"", *vars(trainer.batch)} and torch.equal(trainer.batch.success, batch.success)
     assert bool(METHODS[words]) == any(fact in vars(trainer.batch) for fact in FACTS)
 
 
