@@ -191,7 +191,8 @@ METHODS = {
     "positives": "", "expert_iteration": "", "regrade_ablation --tokens": ""}
 
 
-@pytest.mark.parametrize("words, advantage", [*((words, "grpo") for words in METHODS), ("entropy_ratio", "theirs")])
+@pytest.mark.parametrize("words, advantage", [
+    *((words, "grpo") for words in METHODS), ("entropy_ratio", "theirs"), ("positives", "theirs")])
 def test_the_first_gradient_is_ours(words, advantage, sampled, monkeypatch):
     """Guards against another column, advantage, role or log-prob than train.py's, another weight in the loss, and a
     pass over the batch for nothing. TRL's deviation is the unbiased one: ours is larger by sqrt(G / (G - 1))."""
