@@ -30,7 +30,9 @@ with own_modules():
 FACTS, TEXTS = ("logprob", "entropy", "logit_grad"), ("text", "spans", "role", "in_answer")
 # What credit functions ask for that no other trainer tells.
 HERE_ALONE = {**dict.fromkeys(("vineppo", "turn_vine", "oracle"), "continuations"), "regrade_ablation": "a grader",
-              "attention_credit": "attention", "causal_ablation": "log-probs with tokens hidden"}
+              "attention_credit": "attention", "causal_ablation": "log-probs with tokens hidden",
+              "reward_decomposition": "a reward for layout"}
+HINTS = {"reference": "set its beta or KL loss, or ", "a reward for layout": "name its function in format=, or "}
 
 
 def no_grader(*_: Any) -> dict:
@@ -57,8 +59,8 @@ def find_credit(credit: str | Callable, task: Any, told: set[str], trainer: str)
         told = told | ({"a grader"} if getattr(task, "grade", no_grader) is not no_grader else set())
         needs = *(HERE_ALONE[name] for name in (method.name, of) if name in HERE_ALONE), *required(method.name, given)
         lacks = [need for need in needs if need not in told and not hasattr(task, need)]
-        hint = "set its beta or KL loss, or " if "reference" in lacks else ""
-        require(not lacks, f"{method.name} needs {', '.join(lacks)}, which {trainer} does not tell: {hint}train with "
+        hint = "".join(HINTS[need] for need in lacks if need in HINTS)
+        require(not lacks, f"{method.name} needs {', '.join(lacks)}, which {trainer} does not offer: {hint}train with "
                 f"train.py --mitigation {method.name}")
     return found
 

@@ -88,6 +88,18 @@ def test_log_p_is_that_of_trl(tmp_path):
         assert all(np.array_equal(log[name], other[name]) for name in log)
 
 
+def test_a_recording_holds_one_run(tmp_path):
+    """Resumed after step 2 of 3, by fewer processes: guards against a step twice, rows cut by a kill, another run's."""
+    row = '{{"step": {}}}\n'.format
+    (tmp_path / "rollouts-0.jsonl").write_text(row(1) + row(2) + row(3) + row(3)[:5])
+    (tmp_path / "rollouts-1.jsonl").write_text(row(3))
+    (tmp_path / "other.jsonl").write_text(row(3))
+    process = SimpleNamespace(is_main_process=True, wait_for_everyone=lambda: None)
+    RolloutTrainer.begin(SimpleNamespace(accelerator=process, state=SimpleNamespace(global_step=2)), tmp_path)
+    assert {file.name: file.read_text() for file in tmp_path.iterdir()} == {
+        "rollouts-0.jsonl": row(1) + row(2), "other.jsonl": row(3)}
+
+
 @pytest.fixture(scope="module")
 def sampled():
     """A batch of the bundled model: log-probs and the rest as its sampler recorded them; and its rows."""

@@ -222,7 +222,7 @@ def test_every_credit_function_runs_or_is_refused_by_name(sampled):
     run = {words.split()[0] for words in METHODS} | {"gtpo", "turn_mean", "turn_baseline"}
     for name in ORDER:
         if name not in run:
-            with pytest.raises(ValueError, match=f"{name} needs .*, which TRL does not tell: .*train.py --mitigation"):
+            with pytest.raises(ValueError, match=f"{name} needs .*, which TRL does not offer: .*train.py --mitigation"):
                 find_credit(name, TASK, {"reference"}, "TRL")
 
 
@@ -230,13 +230,21 @@ def test_every_credit_function_runs_or_is_refused_by_name(sampled):
     (dict(credit="entropy_ratio", config=dict(importance_sampling_level="sequence")), "the mean of their credit"),
     (dict(credit="vineppo"), "vineppo needs continuations"), (dict(credit="dpo"), "set its beta"),
     (dict(credit="entropyratio"), "there is no credit function 'entropyratio'"),
-    (dict(success="zzz"), "'zzz', but answer"), (dict(advantage="z"), "'z' is"),
+    (dict(success="zzz"), "'zzz', but answer"), (dict(advantage="z"), "'z' is"), (dict(normalize="z"), "'z' is"),
+    (dict(credit="reward_decomposition"), "name its function in format="),
     (dict(credit=partial(MITIGATIONS["curious"], bonuss=1.0)), "curious takes no bonuss"),
     (dict(credit=lambda batch: batch.mask / 0), "step 1, credit function <lambda>: .*without NaN"),
     (dict(credit=lambda batch: batch.ask.hidden), "batch.ask.hidden is not told by this trainer")])
 def test_what_cannot_work_is_one_sentence(options, said, tmp_path):
     with pytest.raises(ValueError, match=said):
         make(CreditTrainer, tmp_path, **options).train()
+
+
+def test_what_a_script_imports():
+    from bridges.trl import TokenBatch, reweighting, token_type  # noqa: F401
+    assert token_type is MITIGATIONS["token_type"]
+    with pytest.raises(ImportError, match="token_typo"):
+        from bridges.trl import token_typo  # noqa: F401
 
 
 # ------------------------------------------------------------------------------------------- TRL's loss

@@ -51,12 +51,17 @@ def queue():
     ray.shutdown()
 
 
+def composed(*overrides):
+    """verl's own config."""
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        return compose("ppo_trainer", ["algorithm.adv_estimator=grpo", f"actor_rollout_ref.rollout.n={G}",
+                                       f"actor_rollout_ref.model.path={BUNDLED}", *overrides])
+
+
 def advantages(batch, queue, *overrides):
     """What PPOTrainer._compute_advantage writes into the queue for the batch's responses, groups shuffled and with two
     rows of padding: their advantages (n,), in the batch's order, then those of the padding."""
-    with initialize_config_module("verl.trainer.config", version_base=None):
-        config = compose("ppo_trainer", ["algorithm.adv_estimator=grpo", f"actor_rollout_ref.rollout.n={G}",
-                                         f"actor_rollout_ref.model.path={BUNDLED}", *overrides])
+    config = composed(*overrides)
     trainer = object.__new__(trainer_base.get_trainer_cls("sync"))
     trainer.config, trainer.use_reference_policy, trainer.global_steps = config, False, 1
     rows, order = {}, torch.randperm(Q * G, generator=torch.Generator().manual_seed(0)).tolist()
@@ -101,12 +106,17 @@ def test_credit_is_ours(name, batch, queue):
 @pytest.mark.parametrize("words, said", [
     (["+credit.name=vineppo"], "vineppo needs continuations"), (["+credit.name=zzz"], "no credit function 'zzz'"),
     (["+credit.name=dpo"], "dpo needs reference"),
-    (["+credit.name=optimal_baseline"], "does not tell batch.logit_grad"),
     (["+credit.name=none", "actor_rollout_ref.actor.policy_loss.loss_mode=geo_mean"], "the mean of their credit"),
+    (["+credit=none"], r"as \+credit.name=NAME"), (["+credit.name=none", "+credit.normalize=token"], "=token is none of"),
     (["+credit.name=none", "algorithm.adv_estimator=rloo", "+credit.powerr=1"], "none takes no powerr")])
-def test_what_cannot_work_is_one_sentence(words, said, batch, queue):
+def test_what_cannot_work_is_one_sentence_before_a_model_is_loaded(words, said):
     with pytest.raises(ValueError, match=said):
-        advantages(batch, queue, *words)
+        trainer_base.PPOTrainer.__init__(None, composed(*words))
+
+
+def test_what_verl_does_not_tell_is_named(batch, queue):
+    with pytest.raises(ValueError, match="does not tell batch.logit_grad"):
+        advantages(batch, queue, "+credit.name=optimal_baseline")
 
 
 def test_several_advantages_of_a_response_are_refused():

@@ -23,16 +23,23 @@ from bridges.foreign import TASK, Asked, ForeignBatch, Layout, assign_credit, fi
 with own_modules():
     from grpo import ADVANTAGES
     from methods import MITIGATIONS
-    from mitigations import reweighting, token_credit  # noqa: F401  for a function in a script
+    from mitigations import NORMALIZATIONS, reweighting, token_credit  # noqa: F401  for a function in a script
     from plumbing.files import require
     from plumbing.tokenizer import Tokenizer
-    from rollout import by_group
+    from rollout import TokenBatch, by_group  # noqa: F401  TokenBatch: for a function in a script
 
 # In TRL's batch; all else are a multimodal model's inputs.
 KNOWN = {"prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "advantages", "num_items_in_batch",
          "old_per_token_logps", "importance_sampling_ratio", "sampling_per_token_logps", "ref_per_token_logps",
          "tool_mask"}
 HEAD = ("log_probs", "entropy", "log_sum_sq_probs")  # what TRL's head can tell of a token; the last one if asked
+
+
+def __getattr__(name: str) -> Callable:
+    """A credit function by its name: `from bridges.trl import token_type`, for partial(token_type, filler=0.3)."""
+    if name in MITIGATIONS:
+        return MITIGATIONS[name]
+    raise AttributeError(f"bridges.trl has no {name}, nor is there such a credit function")
 
 
 def watched(model: Callable, seen: list) -> Callable:
@@ -68,12 +75,14 @@ class CreditTrainer(GRPOTrainer):
                  success: float | str = 0.5, format: str = "", normalize: str = "response", task: Any = TASK,
                  **options: Any):
         super().__init__(*arguments, **options)
-        self.credit = find_credit(credit, task, {"reference"} if self.beta else set(), "TRL's trainer")
+        told = {name for name, given in (("reference", self.beta), ("a reward for layout", format)) if given}
+        self.credit = find_credit(credit, task, told, "TRL's trainer")
         require(self.importance_sampling_level == "token" or self.credit is MITIGATIONS["none"],
                 "with importance_sampling_level='sequence' TRL gives all tokens of a response the mean of their "
                 "credit: leave it at 'token'")
         require(advantage in ("theirs", *ADVANTAGES), f"advantage={advantage!r} is none of theirs, "
                 f"{', '.join(ADVANTAGES)}")
+        require(normalize in NORMALIZATIONS, f"normalize={normalize!r} is none of {', '.join(NORMALIZATIONS)}")
         for name in filter(None, (success, format)):
             require(not isinstance(name, str) or name in self.reward_func_names,
                     f"there is no reward function {name!r}, but {', '.join(self.reward_func_names)}")

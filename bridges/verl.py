@@ -4,8 +4,8 @@
         +credit.name=curious +credit.bonus=0.1 ...
 
 verl samples, grades and compares; the function starts from its advantage. (A registered estimator would be told neither
-log-probs nor tokens, so the credit goes in behind it, where the trainer's queue has both.) This module replaces one
-method of verl's trainer, PPOTrainer._compute_advantage. It was written for verl==0.9.1.
+log-probs nor tokens, so the credit goes in behind it, where the trainer's queue has both.) This module replaces two
+methods of verl's trainer, PPOTrainer.__init__, for its checks, and _compute_advantage. It was written for verl==0.9.1.
 """
 from functools import partial, wraps
 from typing import Any, Callable
@@ -20,6 +20,7 @@ from bridges.foreign import TASK, Asked, ForeignBatch, assign_credit, find_credi
 
 with own_modules():
     from methods import MITIGATIONS
+    from mitigations import NORMALIZATIONS
     from plumbing.files import require
     from plumbing.tokenizer import Tokenizer
 
@@ -34,9 +35,6 @@ def credited(compute: Callable) -> Callable:
         batch, chosen = compute(self, batch, metrics), self.config.get("credit")
         if not chosen:
             return batch
-        mode = self.config.actor_rollout_ref.get("actor", {}).get("policy_loss", {}).get("loss_mode")
-        require(mode != "geo_mean", "loss_mode=geo_mean gives all tokens of a response the mean of their credit: take "
-                "another one")
         names, queue = FIELDS + ["ref_log_prob"] * bool(self.use_reference_policy), trainer_base.tq
         data = queue.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=names)
         found = credit_of({name: rows_of(data[name]) for name in names if name in data},
@@ -47,6 +45,28 @@ def credited(compute: Callable) -> Callable:
         return queue.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id,
                                   fields=trainer_base.TensorDict(fields, batch_size=len(found)))
     return _compute_advantage
+
+
+def checked(init: Callable) -> Callable:
+    """PPOTrainer.__init__, which refuses before a model is loaded what would not train on the credit."""
+    @wraps(init)
+    def __init__(self: Any, config: Any, *arguments: Any, **options: Any):
+        if "credit" in config:
+            check(config, **config.credit if hasattr(config.credit, "keys") else {})
+        init(self, config, *arguments, **options)
+    return __init__
+
+
+def check(config: Any, name: str = "", normalize: str = "response", success: float = 0.5, seed: int = 0,
+          **hyper_parameters: Any) -> None:
+    """ValueError where the credit of a run can't be that of the function `name`."""
+    mode = config.actor_rollout_ref.get("actor", {}).get("policy_loss", {}).get("loss_mode")
+    require(mode != "geo_mean", "loss_mode=geo_mean gives all tokens of a response the mean of their credit: take "
+            "another one")
+    require(name, "give the credit function as +credit.name=NAME, and its hyper-parameters beside it")
+    require(normalize in NORMALIZATIONS, f"credit.normalize={normalize} is none of {', '.join(NORMALIZATIONS)}")
+    find_credit(partial(MITIGATIONS[name], **hyper_parameters) if name in MITIGATIONS else name, TASK,
+                {"reference"} if trainer_base.need_reference_policy(config) else set(), "verl's trainer")
 
 
 def rows_of(field: Any) -> list:
@@ -86,3 +106,4 @@ def credit_of(data: dict[str, list], model: str, step: int, name: str, success: 
 
 
 trainer_base.PPOTrainer._compute_advantage = credited(trainer_base.PPOTrainer._compute_advantage)
+trainer_base.PPOTrainer.__init__ = checked(trainer_base.PPOTrainer.__init__)
