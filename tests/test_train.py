@@ -292,7 +292,7 @@ def test_values_come_before_the_critic_learns_from_their_rewards(quick, tmp_path
     monkeypatch.setattr(countdown_task, "grade", lambda *_: {"answer": 1, "format": 0})
     run(*TINY, "--mitigation", "ppo", "--steps", 2, "--lr", 0, "--reward_weights", "answer=-1", "--out", tmp_path / "r")
     *in_trial, first, second = seen
-    assert not torch.cat(in_trial).any() and not first.any() and second.sum() < 0
+    assert not any(values.any() for values in in_trial) and not first.any() and second.sum() < 0
     folder = tmp_path / "r" / "checkpoint"
     inner, file = (folder / part / "critic.safetensors" for part in ("heads", ""))
     # Loaders that read every file of weights in a folder find those of the model alone.
