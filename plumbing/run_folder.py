@@ -187,7 +187,7 @@ def start_run(run: Path, settings: dict, hyper_parameters: dict, fixed: dict[str
 def is_unused(run: Path) -> bool:
     """Whether a folder is empty, or has no more than what a start that was killed leaves behind."""
     return (run.is_dir() and {file.name for file in run.iterdir()} <= BEFORE_CONFIG
-            and not any((run / "credit").glob("*")))
+            and not any((run / "credit").glob("*")) and not any((run / "checkpoint").rglob("*.safetensors")))
 
 
 def checksums(settings: dict, fixed: dict[str, str]) -> dict[str, list[int]]:

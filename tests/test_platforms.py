@@ -48,7 +48,7 @@ def test_a_run_on_a_drive_that_renames_no_open_folder_or_none(rename_folders, ru
     run_program(train, "--resume", run, "--steps", 2)
     assert is_finished(run) and len([*run.glob("checkpoints/*/model.safetensors")]) == 2
     assert [*tmp_path.iterdir()] == [run] and not [*run.rglob("*.part")]
-    for name in ("mine/notes.txt", "logs/credit/step-000001.npz"):
+    for name in ("mine/notes.txt", "logs/credit/step-000001.npz", "kept/checkpoint/model.safetensors"):
         (tmp_path / name).mkdir(parents=True)
         assert not run_folder.is_unused(tmp_path / Path(name).parts[0])
 
