@@ -65,8 +65,14 @@ def check(config: Any, name: str = "", normalize: str = "response", success: flo
             "another one")
     require(name, "give the credit function as +credit.name=NAME, and its hyper-parameters beside it")
     require(normalize in NORMALIZATIONS, f"credit.normalize={normalize} is none of {', '.join(NORMALIZATIONS)}")
-    find_credit(partial(MITIGATIONS[name], **hyper_parameters) if name in MITIGATIONS else name, TASK,
-                {"reference"} if trainer_base.need_reference_policy(config) else set(), "verl's trainer")
+    function_of(name, hyper_parameters, trainer_base.need_reference_policy(config))
+
+
+def function_of(name: str, hyper_parameters: dict, reference: bool) -> Callable:
+    """The credit function of this name; ValueError where it needs more than verl tells. reference: whether it has a
+    reference model."""
+    found = partial(MITIGATIONS[name], **hyper_parameters) if name in MITIGATIONS else name
+    return find_credit(found, TASK, {"reference"} if reference else set(), "verl's trainer")
 
 
 def rows_of(field: Any) -> list:
@@ -92,8 +98,7 @@ def credit_of(data: dict[str, list], model: str, step: int, name: str, success: 
     told = {ours: own.compact(pad_sequence([row.float() for row in column(field)], batch_first=True))
             for field, ours in OURS.items() if field in data}  # (B, T) each
     reference = {"reference_logprob": lambda: told["reference_logprob"]} if "reference_logprob" in told else {}
-    credit = find_credit(partial(MITIGATIONS[name], **hyper_parameters) if name in MITIGATIONS else name, TASK,
-                         {"reference"} if reference else set(), "verl's trainer")
+    credit = function_of(name, hyper_parameters, bool(reference))
     reader, last = Tokenizer(model), own.tokens.gather(1, own.mask.sum(1, keepdim=True) - 1)[:, 0]  # (B,)
     reward = torch.stack([row.double().sum() for row in column("rm_scores")])  # (B,)
     batch = ForeignBatch(
