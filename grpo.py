@@ -45,10 +45,9 @@ from torch import Tensor
 
 from plumbing.metrics import token_sums, tokens_in, update_columns
 from plumbing.optimizer import Optimizer
-from plumbing.policy import Policy
 from plumbing.registry import check_finite, check_loss
 from qwen2_model import Qwen2
-from rollout import TokenBatch, by_group, group_mean, responses
+from rollout import Policy, TokenBatch, by_group, group_mean, responses
 from sampler import logprobs, micro_batches, read_prompts
 from settings import Settings
 

@@ -111,7 +111,7 @@ def by_key_head(x: Tensor, K: int) -> Tensor:
 
 
 def product(x: Tensor, w: Tensor, bias: Tensor | None = None, adapter: nn.Module | None = None) -> Tensor:
-    """x @ w.T + bias, (..., outputs), and what the adapter of the matrix adds, if it has one: see lora.py."""
+    """x @ w.T + bias, (..., outputs), and what the adapter of the matrix adds, if it has one: see extras/lora.py."""
     y = linear(x, w, bias)
     return adapter.add(x, y) if adapter else y
 
@@ -135,7 +135,7 @@ class Layer(nn.Module):
         self.o = nn.Parameter(torch.zeros(D, H * d))
         self.gate_up = nn.Parameter(torch.zeros(2 * c.intermediate_size, D))
         self.down = nn.Parameter(torch.zeros(D, c.intermediate_size))
-        self.qkv_adapter = self.o_adapter = self.gate_up_adapter = self.down_adapter = None  # lora.py may set them
+        self.qkv_adapter = self.o_adapter = self.gate_up_adapter = self.down_adapter = None  # extras/lora.py may set them
 
     def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor], mask: Tensor, extend: Callable) -> Tensor:
         """x (R, S, D) -> (R, S, D). rotation: see `rotate`; mask: see `attention`; extend(k, v): see Cache.extend."""

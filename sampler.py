@@ -48,7 +48,7 @@ class Samples(NamedTuple):
     entropy: Tensor  # (B, T) entropy of pi before the token, nats
     logit_grad: Tensor  # (B, T) ||onehot - p||: norm of the gradient of log pi in the logits / temperature
     ended: Tensor  # (B,) bool, False where the token limit cut the response off
-    before: Replies  # B, what the environment said between the tokens of each, see turns.py; {} in a single turn
+    before: Replies  # B, what the environment said between the tokens of each, see extras/turns.py; {} in a single turn
 
 
 # ------------------------------------------------------------------------------------------------- sampling

@@ -19,7 +19,7 @@ class Settings:
     data: str = ""  # a file of puzzles, such as .jsonl or .parquet; empty: the task makes its own
     eval_data: str = ""  # a file of held-out puzzles, such as a test split; empty: a tenth of --data, or the task's own
     out: str = ""  # the run folder, new or empty; by default runs/<mitigation>[-<changed flags>]-seed<seed>
-    lora_rank: int = 0  # train adapters of this rank beside the frozen model, see lora.py; 0: train the whole model
+    lora_rank: int = 0  # train adapters of this rank beside the frozen model, see extras/lora.py; 0: train the whole model
     lora_alpha: float = 32.0  # what adapters add is multiplied by this / rank
     adapter: str = ""  # a folder with adapters of PEFT to start from, of that rank and alpha; empty: new ones
     seed: int = 0  # of the order of the puzzles, and of sampling

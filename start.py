@@ -18,10 +18,12 @@ from typing import Callable
 import torch
 from torch import Tensor
 
+from extras.lora import add_adapters, load_adapters, merged, save_adapters
+from extras.turns import reply
 from grpo import ADVANTAGES, KL_GRADIENTS, LOSS_NORMS, LOSSES, SHAPINGS, compare, shape_reward, update
-from lora import add_adapters, load_adapters, merged, save_adapters
 from methods import MITIGATIONS  # all credit functions, by name: those of mitigations.py and of methods/
 from methods.heads import HEADS, load_head, save_head
+from methods.queries import Queries
 from mitigations import NORMALIZATIONS
 from plumbing.files import require
 from plumbing.flags import Arguments, changed, check_device, load_function, parse
@@ -30,16 +32,13 @@ from plumbing.launch import (announce, arithmetic_for, as_if_nothing_was_drawn, 
 from plumbing.metrics import add_step_columns
 from plumbing.model_folder import write_end_tokens
 from plumbing.optimizer import Optimizer
-from plumbing.policy import Policy, seed_of
 from plumbing.registry import assign_credit, check_order, check_pure, required
 from plumbing.run_folder import Writer, default_folder
 from plumbing.task_file import load_puzzles, load_task, read_weights
 from plumbing.tokenizer import Tokenizer
 from qwen2_model import Qwen2, load_model, save_model
-from queries import Queries
-from rollout import TokenBatch, draw_puzzles, rollout
+from rollout import Policy, TokenBatch, draw_puzzles, rollout, seed_of
 from settings import Settings
-from turns import reply
 
 CHOICES = {"reward": ("graded", "random"), "shaping": SHAPINGS, "advantage": ADVANTAGES, "loss": LOSSES,
            "loss_norm": LOSS_NORMS, "normalize": NORMALIZATIONS, "dtype": ("float32", "bfloat16"),

@@ -25,16 +25,15 @@ import numpy as np
 from torch import Tensor
 
 from grpo import compare, shape_reward, update
+from methods.queries import Queries
 from plumbing.launch import responses_that_fit
 from plumbing.metrics import add_step_columns, heldout_text, line_of, standard_error
 from plumbing.optimizer import Optimizer, learning_rate
-from plumbing.policy import Policy
 from plumbing.progress import Progress, command_line, one_sentence
 from plumbing.registry import assign_credit
 from plumbing.run_folder import Writer
 from plumbing.stop import stoppable
-from queries import Queries
-from rollout import EVALUATION, TokenBatch, draw_puzzles, draw_uniforms, generate_and_grade, prompted, rollout
+from rollout import EVALUATION, Policy, TokenBatch, draw_puzzles, draw_uniforms, generate_and_grade, prompted, rollout
 from settings import Settings
 from start import start
 

@@ -16,16 +16,15 @@ from torch.nn.utils.rnn import pad_sequence
 from bridges import own_modules
 
 with own_modules():
+    from extras.turns import decode
     from methods import MITIGATIONS
     from plumbing.files import require
-    from plumbing.policy import seed_of
     from plumbing.registry import CreditFunction, per_token, required
     from plumbing.task_file import check_roles
-    from rollout import TokenBatch
+    from rollout import TokenBatch, seed_of
     from sampler import Replies
     from tasks.math_task import calculations
     from tasks.text import roles, sentence_starts
-    from turns import decode
 
 FACTS, TEXTS = ("logprob", "entropy", "logit_grad"), ("text", "spans", "role", "in_answer")
 # What credit functions ask for that no other trainer tells.
@@ -149,7 +148,7 @@ class Asked:
     """batch.ask: random numbers, and what else the trainer tells, `known` by name."""
 
     def __init__(self, seed: int, step: int, **known: Callable[[], Tensor]):
-        self.generator = lambda name: torch.Generator().manual_seed(seed_of(name, seed, step))  # as in queries.py
+        self.generator = lambda name: torch.Generator().manual_seed(seed_of(name, seed, step))  # as in methods/queries.py
         self.known = known
 
     def __getattr__(self, name: str) -> Tensor:

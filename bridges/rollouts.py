@@ -28,16 +28,15 @@ from bridges.foreign import TASK, ForeignBatch, assign_credit, find_credit, layo
 with own_modules():
     from grpo import ADVANTAGES, compare
     from methods import MITIGATIONS
+    from methods.queries import Queries
     from plumbing import run_folder
     from plumbing.compute import by_rows
     from plumbing.files import check_fields, read_json, require
     from plumbing.flags import check_range, methods_help, new_parser, parse_with
     from plumbing.metrics import add_step_columns, number, write_credit_log
-    from plumbing.policy import Policy
     from plumbing.progress import fail, follow, one_sentence
     from qwen2_model import Qwen2
-    from queries import Queries
-    from rollout import responses
+    from rollout import Policy, responses
     from sampler import MicroBatch, describe, predicting_states, read_responses
     from settings import Settings
     from start import CHOICES, load_policy

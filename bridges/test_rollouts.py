@@ -19,8 +19,8 @@ from bridges.recorder import RolloutTrainer
 from bridges.test_trl import make
 from grpo import compare
 from methods import MITIGATIONS
+from methods.queries import Queries
 from plumbing.runs import read_credit, read_metrics
-from queries import Queries
 from rollout import rollout
 from settings import Settings
 from start import load_policy

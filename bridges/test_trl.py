@@ -23,11 +23,11 @@ from bridges.recorder import RolloutTrainer
 from bridges.trl import CreditTrainer
 from grpo import compare, shape_reward, update
 from methods import MITIGATIONS, ORDER
+from methods.queries import Queries
 from mitigations import uniform
 from plumbing.launch import BUNDLED, MODELS
 from plumbing.registry import assign_credit
 from plumbing.runs import read_credit, read_metrics
-from queries import Queries
 from qwen2_model import save_model, to_checkpoint
 from rollout import rollout
 from start import load_policy, parse_flags

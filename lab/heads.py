@@ -9,12 +9,11 @@ from torch import Tensor
 from grpo import compare
 from methods import MITIGATIONS
 from methods.heads import HEADS, Critic, Importance, load_head, save_head
+from methods.queries import Queries
 from plumbing.launch import lacking
-from plumbing.policy import Policy
 from plumbing.progress import follow
 from plumbing.registry import CreditFunction, required
-from queries import Queries
-from rollout import TokenBatch, responses, rollout
+from rollout import Policy, TokenBatch, responses, rollout
 from sampler import logprobs, read_responses
 from settings import Settings
 

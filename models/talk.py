@@ -17,14 +17,13 @@ from typing import Any, Iterator
 
 import torch
 
+from extras.turns import decode
 from plumbing.launch import check_lengths, with_model
-from plumbing.policy import Policy
 from plumbing.progress import one_sentence, place
 from plumbing.task_file import load_heldout
-from rollout import draw_uniforms, generate_and_grade, prompted
+from rollout import Policy, draw_uniforms, generate_and_grade, prompted
 from settings import Settings
 from start import load_policy, parse_flags
-from turns import decode
 
 # Up to this probability, this background: oranges of 256 colours, which every terminal knows.
 SHADES = ((0.1, 208), (0.5, 215), (0.9, 223))

@@ -30,23 +30,22 @@ from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, trai
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from extras.turns import interleave, replies
 from grpo import update
 from plumbing.flags import new_parser
 from plumbing.metrics import share_text, standard_error
 from plumbing.optimizer import Optimizer
-from plumbing.policy import Policy
 from plumbing.progress import clock, one_sentence
 from plumbing.run_folder import copy_tokenizer
 from plumbing.task_file import check_data, load_task
 from plumbing.tokenizer import Tokenizer
 from qwen2_model import Qwen2, parse_config
-from rollout import EVALUATION, TokenBatch, draw_uniforms, generate_and_grade, prompted, token_batch
+from rollout import EVALUATION, Policy, TokenBatch, draw_uniforms, generate_and_grade, prompted, token_batch
 from sampler import Samples
-from tasks.text import TAGS
 from settings import Settings
 from start import load_policy, save_policy
+from tasks.text import TAGS
 from train import evaluate
-from turns import interleave, replies
 
 FIRST_PART = 0.8  # share of the schedule
 BATCH, LR = 32, 3e-3

@@ -18,10 +18,9 @@ from matplotlib.text import Text
 import countdown_task
 from countdown_task import Puzzle
 from plumbing.launch import BUNDLED
-from plumbing.policy import Policy
 from plumbing.tokenizer import Tokenizer
 from qwen2_model import Qwen2, load_model, parse_config
-from rollout import TokenBatch
+from rollout import Policy, TokenBatch
 
 ANSWERS = ("hidden", "attention", "head", "reference_logprob", "logprob_without", "rollout_values", "generator")
 

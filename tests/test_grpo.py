@@ -13,11 +13,11 @@ import grpo
 import methods  # noqa: F401  completes LOSS_NORMS
 from plumbing import compute
 from plumbing.optimizer import Optimizer
-from plumbing.policy import Policy
 from qwen2_model import Qwen2, parse_config
+from rollout import Policy
+from settings import Settings
 from tests.fixtures import make_batch
 from tests.plain import plain_logprobs, plain_update
-from settings import Settings
 
 
 def over_deviation(group, i):

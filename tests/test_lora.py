@@ -12,13 +12,13 @@ from transformers import AutoModelForCausalLM
 import countdown_task
 import start
 import train
+from extras.lora import add_adapters, load_adapters, merged, peft_tensors, save_adapters
 from grpo import update
-from lora import add_adapters, load_adapters, merged, peft_tensors, save_adapters
+from methods.queries import Queries
 from models import talk
 from plumbing.model_folder import is_base
 from plumbing.optimizer import Optimizer
 from plumbing.runs import read_metrics
-from queries import Queries
 from qwen2_model import load_model, save_model
 from rollout import rollout
 from settings import Settings

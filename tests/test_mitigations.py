@@ -23,13 +23,13 @@ from methods import MITIGATIONS, ORDER, calculations, controls, groups
 from methods.heads import HEADS
 from methods.ktae import ktae
 from methods.oracle import oracle
+from methods.queries import Queries
 from methods.tokens import curious
 from methods.values import ppo, vineppo
 from mitigations import (attention_credit, regrade_ablation, reward_decomposition, reweight, reweighting, token_credit,
                          uniform)
 from plumbing.launch import lacking
 from plumbing.registry import CreditFunction, check_pure, required
-from queries import Queries
 from rollout import rollout, z_score
 from settings import Settings
 from start import load_policy

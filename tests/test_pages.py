@@ -159,10 +159,10 @@ FLAGS = {"late": LATE, "monte_carlo": LATE.replace("--advantage median", "")}
 RUNS = [*zip(FLAGS, ("float32", "bfloat16"))]
 
 CALL = r"""
-from plumbing.policy import Policy
+from rollout import Policy
 from plumbing.task_file import load_task
 from plumbing.tokenizer import Tokenizer
-from turns import interleave, replies
+from extras.turns import interleave, replies
 task, tokenizer = load_task("tool"), Tokenizer("models/chat")
 policy, puzzle = Policy(None, tokenizer, task), task.math_task.Problem("12 * 34 + 5?", 413)
 turns = ["First calc 12 * 34", " calc 408 + 5", "413</think>\n<answer>413</answer>"]

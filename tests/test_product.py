@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from lora import adapters
+from extras.lora import adapters
 from plumbing import compute, launch
 from plumbing.compute import Converted
 from plumbing.files import read_json

@@ -12,23 +12,22 @@ import pytest
 import torch
 
 import countdown_task
-import queries
+import methods.queries as queries
 import rollout
 from countdown_task import Puzzle, format_reward, roles
 from methods import MITIGATIONS
 from methods.heads import Critic
 from methods.oracle import oracle
 from methods.values import vineppo
-from plumbing.policy import Policy, seed_of
 from plumbing.task_file import graded
-from rollout import draw_uniforms, generate_and_grade, prompted
+from rollout import Policy, draw_uniforms, generate_and_grade, prompted, seed_of
 from sampler import generate, logprobs, read_responses
+from settings import Settings
 from tasks.text import fingerprint
 from tests.fixtures import Pieces
 from tests.plain import exact_moments
 from tests.random_checkpoints import assert_close
 from tests.test_grpo import tiny
-from settings import Settings
 
 PUZZLES = [Puzzle((4, 3, 5), 8), Puzzle((12, 7, 20, 1), 40), Puzzle((6, 2), 8)]  # prompts of unequal length
 
@@ -138,7 +137,7 @@ def test_broken_weights_are_one_sentence(policy, monkeypatch):
 
 @torch.no_grad()
 def alone(reader, model, policy, batch, i, *further):
-    """What a reader of sampler.py or queries.py finds about response i, in a batch of its own."""
+    """What a reader of sampler.py or methods/queries.py finds about response i, in a batch of its own."""
     prompts = [policy.prompt(PUZZLES[batch.group[i]])]
     tokens, mask = batch.tokens[[i]], batch.mask[[i]]  # (1, T) each
     return read_responses(reader, model, prompts, torch.tensor([0]), tokens, mask, mask, given=further)[0]

@@ -1,4 +1,4 @@
-"""Tests of sampler.py and the readers of queries.py: the cache, sampling, and reading responses again.
+"""Tests of sampler.py and the readers of methods/queries.py: the cache, sampling, and reading responses again.
 
 The oracle is transformers, without cache, padding or batch. (tests/test_grpo.py has gradients through the caches.)
 """
@@ -20,9 +20,9 @@ from torch import Tensor
 
 import qwen2_model
 import sampler
+from methods.queries import attention_paid, logprobs_without
 from plumbing import compute, decoding
 from plumbing.compute import distinct_texts, of_like_length
-from queries import attention_paid, logprobs_without
 from qwen2_model import Cache, Qwen2, load_model
 from sampler import draw, generate, logprobs, predicting_states, read_responses
 from tests.random_checkpoints import HF, assert_close, both

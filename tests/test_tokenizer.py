@@ -14,8 +14,8 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from plumbing.chat import chat_tokens, compiler
-from plumbing.policy import Policy
 from plumbing.tokenizer import Tokenizer
+from rollout import Policy
 
 CALM = settings(deadline=None, database=None, phases=(Phase.explicit, Phase.generate, Phase.shrink),
                 suppress_health_check=[HealthCheck.too_slow])  # a slow machine is not a bug

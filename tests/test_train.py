@@ -30,6 +30,7 @@ from countdown_task import generate_puzzles, split
 from grpo import ADVANTAGES, KL_GRADIENTS, LOSS_NORMS, LOSSES, SHAPINGS, compare, update
 from methods import MITIGATIONS
 from methods.heads import HEADS, Critic
+from methods.queries import Queries
 from mitigations import uniform
 from plumbing import launch, run_folder
 from plumbing.files import read_json
@@ -39,12 +40,11 @@ from plumbing.registry import required
 from plumbing.runs import read_metrics
 from plumbing.task_file import load_puzzles
 from plumbing.tokenizer import Tokenizer
-from queries import Queries
 from qwen2_model import load_model
 from rollout import by_group, draw_puzzles, rollout
+from settings import Settings
 from tests import storm
 from tests.fixtures import BUNDLED, make_batch, refused
-from settings import Settings
 
 SMALL = ["--questions", 3, "--answers", 4, "--eval_problems", 12, "--max_new_tokens", 50, "--pass_at", 0]
 TINY = ["--questions", 2, "--answers", 3, "--eval_problems", 2, "--max_new_tokens", 30, "--eval_every", 2]

@@ -12,22 +12,22 @@ from transformers import AutoModelForCausalLM
 
 import analyze
 import train
+from extras.turns import decode, play, with_replies
 from grpo import compare, shape_reward, update
 from methods import MITIGATIONS
+from methods.queries import Queries, logprobs_without
 from methods.turns import turn_baseline, turn_mean, turn_vine
 from plumbing.launch import MODELS
 from plumbing.metrics import log_columns, tokens_reread, turn_of
 from plumbing.optimizer import Optimizer
 from plumbing.task_file import load_puzzles
-from queries import Queries, logprobs_without
 from rollout import rollout
 from sampler import logprobs, read_responses
 from settings import Settings
+from start import load_policy
 from tasks import guess_task
 from tasks.guess_task import GUESSES, Puzzle
 from tests.fixtures import make_batch
-from start import load_policy
-from turns import decode, play, with_replies
 
 GUESS = MODELS / "guess-tiny"
 

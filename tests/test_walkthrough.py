@@ -13,9 +13,8 @@ import countdown_task
 from grpo import LOSS_NORMS, LOSSES, compare, update
 from methods import MITIGATIONS
 from plumbing.optimizer import Optimizer
-from plumbing.policy import Policy
 from qwen2_model import Qwen2, from_checkpoint, parse_config, to_checkpoint
-from rollout import prompted, token_batch
+from rollout import Policy, prompted, token_batch
 from sampler import generate
 from settings import Settings
 from tests.fixtures import Pieces

@@ -15,9 +15,9 @@ from lab.gradients import measure
 from methods import MITIGATIONS
 from methods.heads import HEADS, Critic, Importance
 from plumbing.optimizer import Optimizer
-from plumbing.policy import Policy
 from plumbing.run_folder import copy_tokenizer
 from qwen2_model import save_model
+from rollout import Policy
 from settings import Settings
 from tasks import latin_task
 from tests.fixtures import BUNDLED

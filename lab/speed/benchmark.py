@@ -17,10 +17,9 @@ from torch.nn.utils.rnn import pad_sequence
 import countdown_task
 from plumbing.flags import new_parser
 from plumbing.launch import BUNDLED
-from plumbing.policy import Policy
 from plumbing.progress import follow
 from plumbing.report import Table
-from rollout import draw_uniforms
+from rollout import Policy, draw_uniforms
 from sampler import generate
 from settings import Settings
 from start import load_policy

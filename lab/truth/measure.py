@@ -25,27 +25,26 @@ from typing import Any, Callable
 import numpy as np
 import torch
 
+from extras.turns import Prefix, replies
 from grpo import compare
 from lab.heads import find_heads, fitted_methods
 from lab.picture import draw
 from lab.truth.scoring import all_scores, score_tables
 from methods import MITIGATIONS
 from methods.oracle import SURE
+from methods.queries import ROWS_AT_ONCE, Queries
 from plumbing.files import read_arrays, replace_file, require
 from plumbing.flags import check_range, new_parser
 from plumbing.launch import check, check_lengths, with_model
 from plumbing.metrics import log_columns
-from plumbing.policy import Policy, seed_of
 from plumbing.progress import follow, one_sentence
 from plumbing.registry import check_pure
 from plumbing.report import Table
-from queries import ROWS_AT_ONCE, Queries
-from rollout import TokenBatch, draw_uniforms, generate_and_grade, prompted, sample, token_batch
+from rollout import Policy, TokenBatch, draw_uniforms, generate_and_grade, prompted, sample, seed_of, token_batch
 from settings import Settings
 from start import CHOICES, load_policy
 from tasks.arithmetic import find_calculations
 from tasks.text import anchors
-from turns import Prefix, replies
 
 PACKET = 8  # rollouts that start together; the two halves of a packet belong to two independent estimates
 SAVE_EVERY = 10.0  # seconds

@@ -21,25 +21,24 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from analyze import CONTROLS, method_name
+from extras.turns import replies
 from grpo import compare
 from lab.picture import draw
 from lab.statistics import by_response, cell, read_column
 from lab.truth.scoring import ALL, ENTROPY, HALVES, RIGHT_SIZES, WITHIN, Score, credit_scores, share_of_tenth
 from methods import MITIGATIONS
 from methods.heads import load_head
+from methods.queries import Queries
 from plumbing.files import read_arrays, require
 from plumbing.flags import changed, methods_help, new_parser, parse_with
 from plumbing.launch import with_model
-from plumbing.policy import Policy
 from plumbing.progress import one_sentence
 from plumbing.registry import check_pure, required
 from plumbing.report import Estimate, Table
-from queries import Queries
-from rollout import TokenBatch, prompted, token_batch
+from rollout import Policy, TokenBatch, prompted, token_batch
 from sampler import Samples
 from settings import Settings
 from start import CHOICES, load_policy
-from turns import replies
 
 TRUTH = Path(__file__).parent / "data"  # ground_truth.npz, and the critic of ppo
 SCORES = TRUTH.parent / "scores.md"  # of every method

@@ -16,12 +16,11 @@ from lab.truth import measure as gt
 from lab.truth.score import read_truth
 from lab.truth.scoring import ALL, HALVES, RIGHT_SIZES, WITHIN
 from methods import MITIGATIONS
-from plumbing.policy import Policy
-from rollout import rollout
+from rollout import Policy, rollout
+from settings import Settings
 from tests.fixtures import BUNDLED, Pieces, make_written
 from tests.plain import exact_moments
 from tests.test_grpo import tiny
-from settings import Settings
 
 PIECES = ("", "<answer>1+2</answer>", "<answer>2-1</answer>", " hm", " so")  # the last answer decides
 PUZZLES = [Puzzle((1, 2), 3), Puzzle((1, 2), 1)]

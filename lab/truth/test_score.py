@@ -11,7 +11,7 @@ from lab.statistics import read_cell, read_column
 from lab.truth import score as sc
 from lab.truth.measure import describe
 from methods import MITIGATIONS
-from queries import Queries
+from methods.queries import Queries
 from rollout import rollout
 from settings import Settings
 

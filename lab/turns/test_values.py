@@ -5,13 +5,13 @@ import numpy as np
 import pytest
 import torch
 
+from extras.turns import decode, interleave, replies, reply
 from lab.turns.values import grow, histories
-from plumbing.policy import Policy
+from rollout import Policy
 from tasks import guess_task
 from tasks.guess_task import Puzzle
 from tests.fixtures import Pieces
 from tests.test_grpo import tiny
-from turns import decode, interleave, replies, reply
 
 IDS = {"1": [1], "2": [2], "3": [3], "4": [4], "\nhigher\n": [5, 1], "\nlower\n": [5, 2]}
 

@@ -24,15 +24,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from extras.turns import reply
 from plumbing.flags import new_parser
-from plumbing.policy import Policy
 from plumbing.progress import one_sentence
 from plumbing.registry import require
 from qwen2_model import Cache
+from rollout import Policy
 from settings import Settings
-from tasks import guess_task
 from start import load_policy
-from turns import reply
+from tasks import guess_task
 
 ROWS = 32  # histories that are read together, each with all its numbers: few enough for a CPU's cache
 

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from plumbing.policy import Policy
 from plumbing.task_file import check_pieces
 from qwen2_model import Qwen2
 from sampler import Replies, Samples, generate
@@ -28,12 +27,12 @@ from sampler import Replies, Samples, generate
 # ----------------------------------------------------------------------------------------------- texts in turns
 
 
-def turn_ends(policy: Policy, tokens: list[int]) -> list[int]:
+def turn_ends(policy: Any, tokens: list[int]) -> list[int]:
     """The columns that follow an end token, where a reply may stand."""
     return [t for t, token in enumerate(tokens, 1) if token in policy.tokenizer.end_tokens]
 
 
-def reply(policy: Policy, puzzle: Any, tokens: list[int]) -> list[int] | None:
+def reply(policy: Any, puzzle: Any, tokens: list[int]) -> list[int] | None:
     """What the task says after these tokens of a response, the last of which ended a turn; None where it is over.
 
     It is told the policy's own turns alone: a model that writes a reply itself deceives nobody.
@@ -43,7 +42,7 @@ def reply(policy: Policy, puzzle: Any, tokens: list[int]) -> list[int] | None:
     return None if said is None else policy.tokenizer.encode(*check_pieces(said, "reply"))
 
 
-def replies(policy: Policy, puzzle: Any, tokens: list[int]) -> dict[int, list[int]]:
+def replies(policy: Any, puzzle: Any, tokens: list[int]) -> dict[int, list[int]]:
     """The replies, by column, in a response that begins with these tokens and goes on after them."""
     several = hasattr(policy.task, "reply")
     return {t: reply(policy, puzzle, tokens[:t]) for t in turn_ends(policy, tokens)} if several else {}
@@ -82,7 +81,7 @@ def with_replies(tokens: Tensor, mask: Tensor, before: Replies) -> tuple[Tensor,
     return tuple(pad_sequence(rows, batch_first=True).to(mask.device) for rows in (texts, sampled))
 
 
-def decode(policy: Policy, tokens: list[int], before: dict[int, list[int]]) -> tuple[str, list[tuple], list[str]]:
+def decode(policy: Any, tokens: list[int], before: dict[int, list[int]]) -> tuple[str, list[tuple], list[str]]:
     """The text of a response with the replies between its turns, the span of each token, and the texts of its turns."""
     tokenizer, text, spans, turns = policy.tokenizer, "", [], []
     for a, b in pairwise(sorted({0, *turn_ends(policy, tokens), *before, len(tokens)})):  # tokens[a:b] is a turn

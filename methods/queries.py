@@ -14,14 +14,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from extras.turns import Prefix
 from plumbing.metrics import sampling_cost, tokens_in
-from plumbing.policy import Policy, seed_of
 from plumbing.registry import per_token
 from qwen2_model import Qwen2, probabilities, wide
-from rollout import TokenBatch, generate_and_grade, group_mean, responses
+from rollout import Policy, TokenBatch, generate_and_grade, group_mean, responses, seed_of
 from sampler import MicroBatch, logprobs, predicting_states, read_responses
 from settings import Settings
-from turns import Prefix
 
 ROWS_AT_ONCE = 768  # continuations that are sampled together
 
