@@ -1,7 +1,7 @@
 """The Countdown task: make the target from the numbers, using each exactly once.
 
-A task is a file like this one, chosen by `train.py --task` (a name in tasks/, or a path). Every task has these
-functions:
+A task is a file like this one, chosen by `train.py --task` (a name in tasks/, or a path). Every
+task has these functions:
 
     load(part, count, path)   the puzzles of a split, made here or read from a file; each has an `id`
     check(puzzle)             ValueError, in one sentence, for a puzzle that can't be used
@@ -11,20 +11,24 @@ functions:
                               whether it belongs to the graded answer. Here it comes from tasks/text.py
     show(puzzle)              the puzzle in a few characters, for samples.txt and the pictures
 
-`key(puzzle)`, what a model could memorize of it, may be left out: then it is the id. Some credit functions ask for
-more, and say so: calculations, reachable, sentence_starts. models/warm_start.py, which makes a start model, asks for
-KNOWN and `demonstrate(puzzle, rng, known)`, a response to imitate. `reply` makes several turns: tasks/guess_task.py.
+`key(puzzle)`, what a model could memorize of it, may be left out: then it is the id. Some credit
+functions ask for more, and say so: calculations, reachable, sentence_starts. models/warm_start.py,
+which makes a start model, asks for KNOWN and `demonstrate(puzzle, rng, known)`, a response to
+imitate. `reply` makes several turns: tasks/guess_task.py.
 
 It differs from TinyZero and GRPO-Zero, from which the task comes, in four ways:
-1. An answer is computed with exact fractions, from a syntax tree in which only + - * / are allowed. Nothing is eval'd.
-2. A hash decides a puzzle's split, so that no puzzle is in both. A tenth of all sets of numbers is in neither split:
-   `new_numbers`, for a stricter test. A tenth of the other puzzles is held out; training may see their numbers with
-   another target. (GRPO-Zero tests on the last rows of Countdown-Tasks-3to4, which lists many puzzles twice, with the
-   numbers in another order.)
-3. What a token is (a part of a tag, of a calculation or of prose) is found by character offsets in the decoded text. A
-   tag may be split over several tokens, or merged with its neighbours, and is still recognised.
-4. An answer may be in a chat model's notation, `$4 \\times [5 − 3]$`, with any white space inside and a dot at its end.
-   (As in both, it may have a sign, `-2 + 5`. As in GRPO-Zero, one that ends in `= 8` or writes 4 as `4.0` is wrong.)
+1. An answer is computed with exact fractions, from a syntax tree in which only + - * / are allowed.
+   Nothing is eval'd.
+2. A hash decides a puzzle's split, so that no puzzle is in both. A tenth of all sets of numbers is
+   in neither split: `new_numbers`, for a stricter test. A tenth of the other puzzles is held out;
+   training may see their numbers with another target. (GRPO-Zero tests on the last rows of
+   Countdown-Tasks-3to4, which lists many puzzles twice, with the numbers in another order.)
+3. What a token is (a part of a tag, of a calculation or of prose) is found by character offsets in
+   the decoded text. A tag may be split over several tokens, or merged with its neighbours, and is
+   still recognised.
+4. An answer may be in a chat model's notation, `$4 \\times [5 − 3]$`, with any white space inside
+   and a dot at its end. (As in both, it may have a sign, `-2 + 5`. As in GRPO-Zero, one that ends
+   in `= 8` or writes 4 as `4.0` is wrong.)
 
 Try it:  python countdown_task.py 3 7 8 --target 29
 """
@@ -49,10 +53,11 @@ from tasks.text import fingerprint, format_reward, graded_answer, with_slashes, 
 from tasks.text import roles, sentence_starts  # noqa: F401  parts of this task that all tasks about numbers share
 
 
-# ------------------------------------------------------------------------------------------------- puzzles
+# ------------------------------------------------------------------------------------------ puzzles
 
 class Puzzle(NamedTuple):
-    """A puzzle: make `target` from `numbers`, each used exactly once, with + - * / and parentheses."""
+    """A puzzle: make `target` from `numbers`, each used exactly once, with + - * / and
+    parentheses."""
 
     numbers: tuple[int, ...]
     target: int
@@ -64,15 +69,18 @@ class Puzzle(NamedTuple):
 
 
 def load(part: str, count: int | None = None, path: str = "") -> list[Puzzle]:
-    """At most `count` puzzles of a split, `train` or `heldout`: three numbers from 1 to 20, or those of a file.
+    """At most `count` puzzles of a split, `train` or `heldout`: three numbers from 1 to 20, or
+    those of a file.
 
-    Without a count: 4,096, or all of the file. `all`: the file's puzzles of every split. ValueError where it has none.
+    Without a count: 4,096, or all of the file. `all`: the file's puzzles of every split. ValueError
+    where it has none.
     """
     if not path:
         return generate_puzzles(4096 if count is None else count, part)
     rows = read_rows(Path(path), {"nums": [3, 7, 8], "target": 29}, read_puzzle)
     distinct = {puzzle.id: puzzle for puzzle in rows}  # Countdown-Tasks-3to4 has many twice
-    # In the order of a hash, so that the first ones are a fair sample, whatever the order of the rows.
+    # In the order of a hash, so that the first ones are a fair sample, whatever the order of the
+    # rows.
     by_hash = [distinct[name] for name in sorted(distinct, key=fingerprint)]
     chosen = [puzzle for puzzle in by_hash if part in ("all", split(puzzle))]
     if not chosen:
@@ -82,7 +90,8 @@ def load(part: str, count: int | None = None, path: str = "") -> list[Puzzle]:
 
 
 def check(puzzle: Puzzle) -> None:
-    """ValueError for a puzzle that has no solution, or too many numbers to find one by brute force."""
+    """ValueError for a puzzle that has no solution, or too many numbers to find one by brute
+    force."""
     if len(puzzle.numbers) > 6:
         raise ValueError(f"{list(puzzle.numbers)} has too many numbers; at most 6 are supported")
     if not can_make(puzzle.numbers, puzzle.target):
@@ -96,12 +105,14 @@ def show(puzzle: Puzzle) -> str:
 
 @functools.cache
 def targets(numbers: tuple[int, ...], max_target: int) -> tuple[int, ...]:
-    """The targets from 1 to max_target that can be reached from the sorted numbers with whole numbers alone."""
+    """The targets from 1 to max_target that can be reached from the sorted numbers with whole
+    numbers alone."""
     return tuple(sorted({r for r, _ in derivations(numbers, whole=True) if 1 <= r <= max_target}))
 
 
 def split(puzzle: Puzzle) -> str:
-    """`new_numbers` for a tenth of all number sets, with every target; else `heldout` for a tenth, else `train`."""
+    """`new_numbers` for a tenth of all number sets, with every target; else `heldout` for a tenth,
+    else `train`."""
     numbers = puzzle.id.partition("=")[0]
     if fingerprint(numbers) % 10 == 0:
         return "new_numbers"
@@ -110,7 +121,8 @@ def split(puzzle: Puzzle) -> str:
 
 def generate_puzzles(size: int, part: str, seed: int = 0, count: int = 3, low: int = 1, high: int = 20,
                      max_target: int = 100) -> list[Puzzle]:
-    """`size` distinct solvable puzzles of one split, numbers in random order; ValueError if there are not that many."""
+    """`size` distinct solvable puzzles of one split, numbers in random order; ValueError if there
+    are not that many."""
     rng = np.random.default_rng([seed, size])  # of another size, other puzzles
     found = {}
     misses = 0  # draws in a row without a new puzzle
@@ -134,11 +146,12 @@ def read_puzzle(nums: object, target: object) -> Puzzle:
     return Puzzle(tuple(nums), target)
 
 
-# ------------------------------------------------------------------------------------------------- the prompt
+# --------------------------------------------------------------------------------------- the prompt
 
 PLAIN = ("Using the numbers {numbers}, create an equation that equals {target}.\n"
          "Let me solve this step by step.\n<think>")
-# The instruction of TinyZero and GRPO-Zero, word for word, so that results with a chat model can be compared.
+# The instruction of TinyZero and GRPO-Zero, word for word, so that results with a chat model can be
+# compared.
 SYSTEM = ("You are a helpful assistant. You first think about the reasoning process in your mind and then provide the "
           "user with the answer.")
 USER = ("Using the numbers {numbers}, create an equation that equals {target}. You can use basic arithmetic operations "
@@ -149,11 +162,12 @@ CHAT = (f"<|im_start|>system\n{SYSTEM}<|im_end|>\n<|im_start|>user\n{USER}<|im_e
 
 
 def prompt(puzzle: Puzzle, chat: bool) -> str:
-    """The prompt, which ends in `<think>`: ChatML for a chat model, short and plain for any other."""
+    """The prompt, which ends in `<think>`: ChatML for a chat model, short and plain for any
+    other."""
     return (CHAT if chat else PLAIN).format(numbers=list(puzzle.numbers), target=puzzle.target)
 
 
-# ------------------------------------------------------------------------------------------------- the reward
+# --------------------------------------------------------------------------------------- the reward
 
 MAX_LENGTH, MAX_DEPTH = 256, 32  # of an expression: characters, nested parentheses
 OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
@@ -167,16 +181,17 @@ PARTS = {"answer": 1.0, "format": 0.1}  # the reward: the sum of weight * part; 
 def grade(response: str, puzzle: Puzzle) -> dict[str, float]:
     """{'answer': 0 or 1, 'format': 0..1} of a response, which begins inside <think>.
 
-    format, by `format_reward` of tasks/text.py: 1 for `...</think>\\n<answer>...</answer>`; for parts of it 0.1 if the
-    think is closed, plus 0.5 if the answer is.
-    answer: 1 if the expression in the last `<answer>` uses every number exactly once and equals the target.
+    format, by `format_reward` of tasks/text.py: 1 for `...</think>\\n<answer>...</answer>`; for
+    parts of it 0.1 if the think is closed, plus 0.5 if the answer is. answer: 1 if the expression
+    in the last `<answer>` uses every number exactly once and equals the target.
     """
     answer = float(is_correct(graded_answer(response), puzzle))
     return {"answer": answer, "format": format_reward(response)}
 
 
 def is_correct(text: str, puzzle: Puzzle) -> bool:
-    """Whether an expression, cleaned by `without_notation`, uses every number exactly once and equals the target."""
+    """Whether an expression, cleaned by `without_notation`, uses every number exactly once and
+    equals the target."""
     text = without_notation(text) if len(text) <= MAX_LENGTH else ""  # nested fractions take quadratic time
     return expression_value(text) == puzzle.target and (
         sorted(map(int, re.findall(r"[0-9]+", text))) == sorted(puzzle.numbers))
@@ -185,7 +200,8 @@ def is_correct(text: str, puzzle: Puzzle) -> bool:
 def without_notation(text: str) -> str:
     r"""An expression without a chat model's notation: `$4 \times [5 − 3]$` becomes `4 * (5 - 3)`.
 
-    Numbers, + - * / and parentheses stay as they are. `**` around the whole is Markdown, and dropped.
+    Numbers, + - * / and parentheses stay as they are. `**` around the whole is Markdown, and
+    dropped.
     """
     text = " ".join(without_latex(text).split())
     for written, sign in SIGNS.items():
@@ -197,10 +213,12 @@ def without_notation(text: str) -> str:
 
 
 def expression_value(text: str) -> Fraction | None:
-    """The exact value of an expression of whole numbers, + - * / and parentheses; None for any other text.
+    """The exact value of an expression of whole numbers, + - * / and parentheses; None for any
+    other text.
 
-    No leading zeros, at most 256 characters and 32 nested parentheses. The limits are checked before Python's parser
-    sees the text, so that nothing a model writes can be too long or too deep for it.
+    No leading zeros, at most 256 characters and 32 nested parentheses. The limits are checked
+    before Python's parser sees the text, so that nothing a model writes can be too long or too deep
+    for it.
     """
     if len(text) > MAX_LENGTH or not re.fullmatch(r"[0-9+\-*/() ]+", text) or re.search(r"\b0[0-9]", text):
         return None
@@ -212,7 +230,8 @@ def expression_value(text: str) -> Fraction | None:
 
 
 def tree_value(node: ast.expr) -> Fraction:
-    """The value of a syntax tree. Whatever is not listed here, such as `**`, `//`, `~1` or `2(3)`, is a ValueError."""
+    """The value of a syntax tree. Whatever is not listed here, such as `**`, `//`, `~1` or `2(3)`,
+    is a ValueError."""
     match node:
         case ast.Constant(int(number)):
             return Fraction(number)
@@ -223,18 +242,20 @@ def tree_value(node: ast.expr) -> Fraction:
     raise ValueError("only + - * / with whole numbers are allowed")
 
 
-# ------------------------------------------------------------------------------------------- its calculations
+# --------------------------------------------------------------------------------- its calculations
 
 
 def calculations(response: str, puzzle: Puzzle) -> list[tuple[CalculationSpan, bool]]:
-    """Where each calculation `a operator b = result` stands, and whether it is true and a and b were available."""
+    """Where each calculation `a operator b = result` stands, and whether it is true and a and b
+    were available."""
     spans = find_calculations(response)
     return list(zip(spans, check_calculations(response, spans, puzzle.numbers)))
 
 
 def reachable(response: str, puzzle: Puzzle) -> np.ndarray:
-    """Whether the target can still be reached, (S, 5): before each of S calculations, then after its a, its operator,
-    its b and its result. `first_error` of methods/calculations.py looks for where it is lost."""
+    """Whether the target can still be reached, (S, 5): before each of S calculations, then after
+    its a, its operator, its b and its result. `first_error` of methods/calculations.py looks for
+    where it is lost."""
     return reachability(response, find_calculations(response), puzzle.numbers, puzzle.target)
 
 

@@ -1,74 +1,84 @@
 """GRPO: how responses are compared, the loss, and the update.
 
-Sample several responses to each puzzle, a *group*, and grade them. A response's *advantage* says how much better its
-reward is than those of its group. *Credit*, which papers call the advantage of a token, is the token's own number:
-plain GRPO gives every token its response's advantage. The update makes tokens with positive credit more likely and
-those with negative credit less likely. It ascends
+Sample several responses to each puzzle, a *group*, and grade them. A response's *advantage* says
+how much better its reward is than those of its group. *Credit*, which papers call the advantage of
+a token, is the token's own number: plain GRPO gives every token its response's advantage. The
+update makes tokens with positive credit more likely and those with negative credit less likely. It
+ascends
 
     gradient = (1 / N) sum_t credit_t * grad log pi(token_t)        over the N tokens of the step
 
-where pi is the model's distribution over tokens. Why this works: if credit were the response's reward, the sum would
-on average be the gradient of the expected reward, times the number of responses (the policy gradient theorem).
-Subtracting the mean reward of the *other* responses usually removes noise. It leaves that average as it is, because
-their rewards do not depend on this response, and grad log pi averages to 0. Subtracting the whole group's mean is the
-same up to a factor: r_i - mean = (G - 1) / G * (r_i - mean of the others).
+where pi is the model's distribution over tokens. Why this works: if credit were the response's
+reward, the sum would on average be the gradient of the expected reward, times the number of
+responses (the policy gradient theorem). Subtracting the mean reward of the *other* responses
+usually removes noise. It leaves that average as it is, because their rewards do not depend on this
+response, and grad log pi averages to 0. Subtracting the whole group's mean is the same up to a
+factor: r_i - mean = (G - 1) / G * (r_i - mean of the others).
 
-Two things are not exact. N depends on the responses themselves, so dividing by it biases the average a little. And
-GRPO also divides by the group's standard deviation, so that puzzles whose rewards hardly differ count for more.
+Two things are not exact. N depends on the responses themselves, so dividing by it biases the
+average a little. And GRPO also divides by the group's standard deviation, so that puzzles whose
+rewards hardly differ count for more.
 
-A function of mitigations.py computes `credit` (B, T); the code here is the same for all of them. To add an advantage, a
-loss or a norm, write a function and name it in ADVANTAGES, LOSSES or LOSS_NORMS: the flag is made of these. `s` is the
-Settings.
+A function of mitigations.py computes `credit` (B, T); the code here is the same for all of them. To
+add an advantage, a loss or a norm, write a function and name it in ADVANTAGES, LOSSES or
+LOSS_NORMS: the flag is made of these. `s` is the Settings.
 
 How this file differs from the paper (DeepSeekMath, arXiv 2402.03300):
-1. The loss is an average over all tokens of the step, as in DAPO's code (2503.14476). The paper averages within each
-   response first: --loss_norm sequence. Dr. GRPO (2503.20783) divides by a constant: --loss_norm constant.
-2. By default there is no KL penalty (--kl), and one update per batch (--updates_per_batch). Then the ratio pi / pi_old,
-   of a token's probability now to that when it was sampled, is 1 but for rounding (see point 3), and hardly a token is
-   clipped, in float32 none. A further update on the same batch learns from samples of an older policy. The ratio
-   corrects for that token by token, which is not exact: the older policy also wrote the text before and after a token.
-   The clip takes away what would be gained by moving a token's probability far from where it was sampled.
-3. The log-probs of the sampling policy are recorded while sampling, not recomputed by a second forward pass. In
-   bfloat16 rounding makes the two differ, so PPO's clip can act although the policy has not moved. --old_logprob update
-   takes the log-probs of the first update's own pass as pi_old, so its ratio is 1.
-4. Advantages are computed in float64, and are exactly 0 in a group whose rewards are all equal, so that the update
-   leaves it out. A rounded mean would leave each response a little. (With --advantage step_mean the whole step is the
-   group; maxrl compares successes, and gdpo each part of the reward, which may differ where rewards are equal.)
+1. The loss is an average over all tokens of the step, as in DAPO's code (2503.14476). The paper
+   averages within each response first: --loss_norm sequence. Dr. GRPO (2503.20783) divides by a
+   constant: --loss_norm constant.
+2. By default there is no KL penalty (--kl), and one update per batch (--updates_per_batch). Then
+   the ratio pi / pi_old, of a token's probability now to that when it was sampled, is 1 but for
+   rounding (see point 3), and hardly a token is clipped, in float32 none. A further update on the
+   same batch learns from samples of an older policy. The ratio corrects for that token by token,
+   which is not exact: the older policy also wrote the text before and after a token. The clip takes
+   away what would be gained by moving a token's probability far from where it was sampled.
+3. The log-probs of the sampling policy are recorded while sampling, not recomputed by a second
+   forward pass. In bfloat16 rounding makes the two differ, so PPO's clip can act although the
+   policy has not moved. --old_logprob update takes the log-probs of the first update's own pass as
+   pi_old, so its ratio is 1.
+4. Advantages are computed in float64, and are exactly 0 in a group whose rewards are all equal, so
+   that the update leaves it out. A rounded mean would leave each response a little. (With
+   --advantage step_mean the whole step is the group; maxrl compares successes, and gdpo each part
+   of the reward, which may differ where rewards are equal.)
 
 Run it:  python train.py --mitigation none
 """
-from collections import Counter
 from typing import Iterator
 
 import torch
 from torch import Tensor
 
-from plumbing.metrics import token_sums, tokens_in, update_columns
+from plumbing.checks import check_finite, check_loss
+from plumbing.metrics import UpdateColumns
 from plumbing.optimizer import Optimizer
-from plumbing.registry import check_finite, check_loss
-from qwen2_model import Qwen2
-from rollout import Policy, TokenBatch, by_group, group_mean, responses
-from sampler import logprobs, micro_batches, read_prompts
+from plumbing.shared_prompts import shared
+from qwen2_model import Cache, Qwen2
+from rollout import Policy, TokenBatch, by_group, group_mean, whole_texts
 from settings import Settings
 
-# ------------------------------------------------------------------------------------------- shaping, advantage
+# ------------------------------------------------------------------------------- shaping, advantage
 # Shapings, of the batch and the settings: the reward (B,) to compare, instead of the graded one.
 
 
 def overlong(batch: TokenBatch, s: Settings) -> Tensor:
-    """r - beta * x, x from 0 to 1 over the last fifth of --max_new_tokens: DAPO's soft punishment (2503.14476).
+    """r - beta * x, x from 0 to 1 over the last fifth of --max_new_tokens: DAPO's soft punishment
+    (2503.14476).
 
-    There beta is 1 and r is 1 or -1. x counts what the limit counts: sampled tokens, and the replies between turns. A
-    response that is cut off loses all of beta, also one whose next reply would not have fit.
+    There beta is 1 and r is 1 or -1. x counts what the limit counts: sampled tokens, and the
+    replies between turns. A response that is cut off loses all of beta, also one whose next reply
+    would not have fit.
     """
     length = batch.mask.sum(1).double() + batch.reward.new_tensor([sum(map(len, x.values())) for x in batch.before])
     return batch.reward - s.shaping_beta * (5 * length / s.max_new_tokens - 4).clamp(min=0).where(batch.ended, 1.0)
 
 
 def minus_divergence(batch: TokenBatch, s: Settings) -> Tensor:
-    """r - beta * log(pi / ref) of the whole response: the KL to the start model in the reward (RLOO, 2402.14740).
+    """r - beta * log(pi / ref) of the whole response: the KL to the start model in the reward
+    (RLOO, 2402.14740).
 
-    On average its gradient is that of E[r] - beta KL(pi || ref), a KL of whole responses. Compare --kl.
+    On average its gradient is that of E[r] - beta KL(pi || ref), a KL of whole responses. Compare
+    --kl.
     """
     return batch.reward - s.shaping_beta * (batch.logprob - batch.ask.reference_logprob).double().sum(1)
 
@@ -81,7 +91,8 @@ def shape_reward(batch: TokenBatch, s: Settings) -> Tensor:
     return check_finite(SHAPINGS[s.shaping](batch, s), batch.reward, f"--shaping {s.shaping} must give each response")
 
 
-# Advantages (Q, G), of the rewards (Q, G), in float64 (see point 4), and of the batch, which most of them don't need.
+# Advantages (Q, G), of the rewards (Q, G), in float64 (see point 4), and of the batch, which most
+# of them don't need.
 
 
 def centred(rewards: Tensor) -> Tensor:
@@ -104,8 +115,9 @@ def leave_one_out(rewards: Tensor, _: TokenBatch) -> Tensor:
 def over_success(_: Tensor, batch: TokenBatch) -> Tensor:
     """MaxRL: (success - mean) / mean, 0 where none succeeds (2602.02710).
 
-    In a large group the mean is p(success), and grad p / p = grad log p, so it ascends log p(success). In a small group
-    the gradient is smaller, because a rare success often does not occur there.
+    In a large group the mean is p(success), and grad p / p = grad log p, so it ascends log
+    p(success). In a small group the gradient is smaller, because a rare success often does not
+    occur there.
     """
     success = by_group(batch, batch.success).double()  # (Q, G)
     mean = group_mean(success)  # (Q, 1)
@@ -115,10 +127,11 @@ def over_success(_: Tensor, batch: TokenBatch) -> Tensor:
 def over_own_deviations(_: Tensor, batch: TokenBatch) -> Tensor:
     """GDPO: the sum of weight * (part - mean) / std, over its std in the step (2601.05242).
 
-    So a part counts by its weight, however little it varies in the group. (Each group's sums have mean 0.)
+    So a part counts by its weight, however little it varies in the group. (Each group's sums have
+    mean 0.)
     """
     total = sum(weight * over_deviation(by_group(batch, batch.grades[part]), batch)
-                for part, weight in batch.weights.items())  # (Q, G)
+                for part, weight in batch.parts.items())  # (Q, G)
     return total / (total.square().mean().sqrt() + 1e-4)
 
 
@@ -134,29 +147,32 @@ ADVANTAGES = {"grpo": over_deviation,
 
 
 def compare(batch: TokenBatch, name: str = "grpo", reward: Tensor | None = None) -> Tensor:
-    """The advantage (B,) of each response: how its reward (B,), else the graded one, compares with its group's."""
+    """The advantage (B,) of each response: how its reward (B,), else the graded one, compares with
+    its group's."""
     rewards = by_group(batch, batch.reward if reward is None else reward).double()  # (Q, G)
     advantage = ADVANTAGES[name](rewards, batch)  # (Q, G)
     return check_finite(advantage, rewards, f"--advantage {name} must give each response").to(batch.logprob).flatten()
 
 
-# ---------------------------------------------------------------------------------------------------- losses
-# A loss is a function of (b, T) each: log pi now; `old`, log pi in the ratio's denominator; credit; mask; and of the
-# settings. It returns (b, T) each: the gain, whose weighted sum is minus the loss; and where the clip stops a token's
-# gradient. A dict of further (b, T) may follow: columns of metrics.csv, averaged over the tokens updated on. In the
-# first update on a batch, if pi_old is pi exactly, the gradient of the gain is credit * grad log pi.
+# ------------------------------------------------------------------------------------------- losses
+# A loss is a function of (b, T) each: log pi now; `old`, log pi in the ratio's denominator; credit;
+# mask; and of the settings. It returns (b, T) each: the gain, whose weighted sum is minus the loss;
+# and where the clip stops a token's gradient. A dict of further (b, T) may follow: columns of
+# metrics.csv, averaged over the tokens updated on. In the first update on a batch, if pi_old is pi
+# exactly, the gradient of the gain is credit * grad log pi.
 
 
 def ppo_objective(logprob: Tensor, old: Tensor, credit: Tensor, mask: Tensor, s: Settings) -> tuple[Tensor, Tensor]:
-    """min(ratio c, clip(ratio) c) of credit c: PPO's (1707.06347); DAPO's has --clip_high 0.28 (2503.14476)."""
+    """min(ratio c, clip(ratio) c) of credit c: PPO's (1707.06347); DAPO's has --clip_high 0.28
+    (2503.14476)."""
     return clipped_minimum((logprob - old).exp(), credit, s)  # the ratio is 1 at first, and its gradient grad log pi
 
 
 def clipped_minimum(ratio: Tensor, credit: Tensor, s: Settings) -> tuple[Tensor, Tensor]:
     """The smaller of ratio * credit and clip(ratio) * credit.
 
-    For credit > 0 there is no gradient above 1 + clip_high, but still one below 1 - clip_low, where the ratio has gone
-    the wrong way. For credit < 0 it is the mirror image.
+    For credit > 0 there is no gradient above 1 + clip_high, but still one below 1 - clip_low, where
+    the ratio has gone the wrong way. For credit < 0 it is the mirror image.
     """
     clipped = ratio.clamp(1 - s.clip_low, 1 + s.clip_high)  # (b, T)
     stopped = ratio * credit > clipped * credit  # (b, T) then the minimum is the clipped term, which is a constant
@@ -164,7 +180,8 @@ def clipped_minimum(ratio: Tensor, credit: Tensor, s: Settings) -> tuple[Tensor,
 
 
 def cispo_objective(logprob: Tensor, old: Tensor, credit: Tensor, mask: Tensor, s: Settings) -> tuple[Tensor, Tensor]:
-    """clip(ratio) c log pi, with a constant clip(ratio): no token loses its gradient (CISPO, 2506.13585).
+    """clip(ratio) c log pi, with a constant clip(ratio): no token loses its gradient (CISPO,
+    2506.13585).
 
     The paper tunes the upper bound alone: --clip_low 0.999 leaves hardly any lower one.
     """
@@ -173,11 +190,13 @@ def cispo_objective(logprob: Tensor, old: Tensor, credit: Tensor, mask: Tensor, 
 
 
 def gspo_objective(logprob: Tensor, old: Tensor, credit: Tensor, mask: Tensor, s: Settings) -> tuple[Tensor, Tensor]:
-    """PPO's minimum with one ratio for a whole response, the geometric mean of its tokens' (GSPO, 2507.18071).
+    """PPO's minimum with one ratio for a whole response, the geometric mean of its tokens' (GSPO,
+    2507.18071).
 
-    This is the paper's form for credit per token: the value is the response's ratio, the gradient that of the token.
-    The paper has --loss_norm sequence, --clip_low 3e-4 and --clip_high 4e-4. In bfloat16 add --old_logprob update:
-    rounding alone exceeds such narrow bounds: it clipped 48% of the bundled model's tokens in the first update.
+    This is the paper's form for credit per token: the value is the response's ratio, the gradient
+    that of the token. The paper has --loss_norm sequence, --clip_low 3e-4 and --clip_high 4e-4. In
+    bfloat16 add --old_logprob update: rounding alone exceeds such narrow bounds: it clipped 48% of
+    the bundled model's tokens in the first update.
     """
     change = (logprob - old).detach() * mask  # (b, T)
     mean = change.sum(1, keepdim=True) / mask.sum(1, keepdim=True)  # (b, 1)
@@ -189,24 +208,27 @@ LOSSES = {"ppo": ppo_objective, "cispo": cispo_objective, "gspo": gspo_objective
 
 
 def k3(logprob: Tensor, reference_logprob: Tensor) -> Tensor:
-    """Estimate (b, T) of KL(pi || reference) from samples of pi: exp(d) - d - 1, d = log ref - log pi.
+    """Estimate (b, T) of KL(pi || reference) from samples of pi: exp(d) - d - 1, d = log ref - log
+    pi.
 
-    Value, at the first update: unbiased, because over pi's own samples -d averages to the KL and exp(d) - 1 to 0.
-    Unlike -d it is never negative, and usually less noisy. (Schulman's third estimator.)
-    Gradient, at the first update: (1 - ref / pi) grad log pi. Given the text before the token, and with that held
-    fixed, it averages to the gradient of KL(reference || pi) of this token's distribution. It is not that of a KL
-    between whole responses. In later updates, whose samples are an older policy's, it is that of neither KL.
+    Value, at the first update: unbiased, because over pi's own samples -d averages to the KL and
+    exp(d) - 1 to 0. Unlike -d it is never negative, and usually less noisy. (Schulman's third
+    estimator.) Gradient, at the first update: (1 - ref / pi) grad log pi. Given the text before the
+    token, and with that held fixed, it averages to the gradient of KL(reference || pi) of this
+    token's distribution. It is not that of a KL between whole responses. In later updates, whose
+    samples are an older policy's, it is that of neither KL.
     """
     d = reference_logprob - logprob  # (b, T)
     return d.exp() - d - 1
 
 
 def weighted_k3(logprob: Tensor, reference_logprob: Tensor, old: Tensor) -> Tensor:
-    """ratio * k3 (b, T), whose gradient is that of KL(pi || reference) itself: DeepSeek-V3.2 (2512.02556), TRL.
+    """ratio * k3 (b, T), whose gradient is that of KL(pi || reference) itself: DeepSeek-V3.2
+    (2512.02556), TRL.
 
-    Given the text before the token, and with that held fixed, the mean over samples of pi_old is that of k3 over pi,
-    which is the KL, for every pi. So the mean gradients are equal, too, in every update, if the ratio has a gradient:
-    log(pi / ref) grad log pi where the ratio is 1.
+    Given the text before the token, and with that held fixed, the mean over samples of pi_old is
+    that of k3 over pi, which is the KL, for every pi. So the mean gradients are equal, too, in
+    every update, if the ratio has a gradient: log(pi / ref) grad log pi where the ratio is 1.
     """
     return (logprob - old).exp() * k3(logprob, reference_logprob)
 
@@ -214,72 +236,74 @@ def weighted_k3(logprob: Tensor, reference_logprob: Tensor, old: Tensor) -> Tens
 KL_GRADIENTS = {"k3": lambda logprob, reference, _: k3(logprob, reference), "unbiased": weighted_k3}
 
 
-# Functions of mask (B, T) and the settings: each token's share (B, T) of a step's loss, 0 on padding. L_i is the length
-# of response i. (methods/groups.py adds another one.)
+# Functions of mask (B, T) and the settings: each token's share (B, T) of a step's loss, 0 on
+# padding. L_i is the length of response i. (methods/groups.py adds another one.)
 LOSS_NORMS = {
     "token": lambda mask, s: mask / mask.sum(),  # 1 / N, N the sum of all lengths: DAPO's code
     "sequence": lambda mask, s: mask / (len(mask) * mask.sum(1, keepdim=True)),  # 1 / (B L_i): GRPO
     "constant": lambda mask, s: mask / (len(mask) * s.max_new_tokens)}  # 1 / (B max_new_tokens): Dr. GRPO
 
 
-# ---------------------------------------------------------------------------------------------------- update
+# ------------------------------------------------------------------------------------------ update
 
 
-def read_with_gradient(model: Qwen2, batch: TokenBatch, rows: Tensor, at_once: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """The responses rows (m,), b of like length at a time: their rows in the batch (b,), and log pi of their tokens
-    (b, T), with gradient. Call backward on each before you ask for the next: that frees its memory.
+def plain(model: Qwen2, batch: TokenBatch, rows: Tensor, at_once: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """The responses rows (m,), b of like length at a time: their rows in the batch (b,), and log pi
+    of their tokens (b, T), with gradient. Each stands behind its own prompt.
 
-    The responses to a prompt share its forward pass. First the prompts are read without gradient, and the backward
-    passes of the responses add up the gradient of the cached keys and values. In the end the prompts are read again,
-    with gradient, which takes that sum on to the weights.
+    By default `shared` of plumbing/shared_prompts.py does the same faster: it reads each prompt
+    once for all its responses.
     """
-    prompts, prompt_of, tokens, sampled, mask = responses(batch, rows)
-    if not prompts:  # no response has credit
-        return
-    with torch.no_grad():
-        cache, last = read_prompts(model, prompts)
-    collected = [x.requires_grad_() for x in (*cache.keys, *cache.values)]
-    for micro in micro_batches(cache, last, prompt_of, tokens, sampled, at_once):
-        logprob, own = logprobs(model, micro), mask[micro.rows]  # (n,); (b, T), which has the n tokens in this order
-        yield rows[micro.rows], logprob.new_zeros(own.shape).masked_scatter(own, logprob)
-    for i in range(0, len(prompts), at_once):
-        again = read_prompts(model, prompts[i : i + at_once])[0]  # has fewer columns, if these are short
-        torch.autograd.backward([*again.keys, *again.values],
-                                [x.grad[i : i + at_once, :, : again.position.shape[1]] for x in collected])
+    for some, texts, sampled in whole_texts(batch, rows, at_once):  # (b,), (b, S), (b, S)
+        states = model.hidden(texts[:, :-1], Cache(model, len(texts)))  # (b, S - 1, D)
+        # The state of column s predicts the token of column s + 1.
+        logprob = model.logprob(states[sampled[:, 1:]], texts[sampled])  # (n,)
+        mask = batch.mask[some]  # (b, T) has the same n tokens in the same order
+        yield some, logprob.new_zeros(mask.shape).masked_scatter(mask, logprob)
+
+
+READINGS = {"shared": shared, "plain": plain}
+
+
+def objective(
+    logprob: Tensor, old: Tensor, credit: Tensor, mask: Tensor, reference: Tensor | None, s: Settings
+) -> tuple[Tensor, Tensor, dict]:
+    """The gain of each token, minus its KL penalty; where the clip stops a gradient; and columns of
+    metrics.csv. All (b, T)."""
+    gain, stopped, columns = check_loss(LOSSES[s.loss](logprob, old, credit, mask, s), mask, s)
+    if reference is not None:
+        columns["kl"] = KL_GRADIENTS[s.kl_gradient](logprob, reference, old)
+        gain = gain - s.kl * columns["kl"]
+    return gain, stopped, columns
 
 
 def update(policy: Policy, optimizer: Optimizer, batch: TokenBatch, credit: Tensor, s: Settings) -> dict:
-    """Take --updates_per_batch optimizer steps on one batch, given its credit (B, T). Returns columns of metrics.csv.
-    Value heads, such as PPO's critic, learn first, if the credit function has any.
+    """Take --updates_per_batch optimizer steps on one batch, given its credit (B, T). Returns
+    columns of metrics.csv. Heads, such as PPO's critic, learn first, if the method has any.
 
-    Micro-batches save memory and change the result by rounding at most, because each token's share of the loss is fixed
-    for the whole step.
+    Micro-batches save memory and change the result by rounding at most, because each token's share
+    of the loss is fixed for the whole step.
     """
     share = LOSS_NORMS[s.loss_norm](batch.mask, s)  # (B, T) of each token in the loss
     check_finite(share, batch.mask, f"--loss_norm {s.loss_norm} must give each token")
-    reference_logprob = batch.ask.reference_logprob if s.kl > 0 else None  # (B, T)
+    reference = batch.ask.reference_logprob if s.kl > 0 else None  # (B, T)
     old = batch.logprob.clone()  # (B, T) log pi in the ratio's denominator
-    # Heads learn after the credit, which a critic that knew these rewards would bias, and before the model moves.
+    # Heads learn after the credit, which a critic that knew these rewards would bias, and before
+    # the model moves.
     learned = {name: head.learn(batch) for name, head in policy.heads.items()}
-    # Responses without credit have no gradient, since the losses multiply by it. They are left out unless there is a KL
-    # penalty, which they have, too. (A bonus that you add to the loss needs them, too.)
+    # Responses without credit have no gradient, since the losses multiply by it. They are left out
+    # unless there is a KL penalty, which they have, too. (So would be a bonus that you add.)
     used = ((credit != 0).any(1) | (s.kl > 0)).nonzero()[:, 0]  # (m,)
-    updates = []  # what metrics.csv is told of each
+    measured = UpdateColumns(batch, used, s)
     for k in range(s.updates_per_batch):
         optimizer.zero_grad()
-        sums = Counter(read=tokens_in(batch, used))  # by name
-        for rows, logprob in read_with_gradient(policy.model, batch, used, s.micro_batch):  # (b,), then all is (b, T)
-            mask = batch.mask[rows]
+        for rows, logprob in READINGS[s.reading](policy.model, batch, used, s.micro_batch):
             if k == 0 and s.old_logprob == "update":  # see point 3 above
                 old[rows] = logprob.detach()
-            found = LOSSES[s.loss](logprob, old[rows], credit[rows], mask, s)
-            gain, stopped, columns = check_loss(found, mask, s)  # columns: {} where the loss has none
-            if s.kl > 0:
-                columns["kl"] = KL_GRADIENTS[s.kl_gradient](logprob, reference_logprob[rows], old[rows])
-                gain = gain - s.kl * columns["kl"]
+            known = None if reference is None else reference[rows]  # (b, T), as all that follows
+            gain, stopped, columns = objective(logprob, old[rows], credit[rows], batch.mask[rows], known, s)
             loss = -(gain * share[rows])
             loss.sum().backward()
-            sums.update(token_sums(batch, rows, logprob, loss, stopped, columns))  # which adds
-        norm = optimizer.step(s.max_grad_norm)  # clips the gradient, which had this norm, and takes AdamW's step
-        updates.append((sums, norm))
-    return update_columns(updates, learned)
+            measured.add(rows, logprob, loss, stopped, columns)
+        measured.step(optimizer.step(s.max_grad_norm))  # clips the gradient's norm; AdamW
+    return measured.columns(learned)

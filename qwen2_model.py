@@ -1,14 +1,18 @@
-"""Qwen2, Qwen3 and Llama from scratch: the transformer, its KV cache, the log-prob of a token, checkpoints.
+"""Qwen2, Qwen3 and Llama from scratch: the transformer, its KV cache, the log-prob of a token,
+checkpoints.
 
-How this differs from the reports (Qwen2 2407.10671, Qwen3 2505.09388, Llama 2302.13971) and the usual implementations:
-1. One class implements all three. Qwen2 has a bias on q, k and v. Qwen3 has none, but an RMSNorm on each head's q and
-   k. Llama has neither.
-2. One forward pass serves sampling and training. It takes new tokens behind what a cache holds: one a row while
-   sampling, a whole response, with gradient, when it is trained on. See Qwen2.hidden and Cache.
-3. q, k and v are one matrix, in a checkpoint's order, and so are gate and up: one large product is faster than three.
+How this differs from the reports (Qwen2 2407.10671, Qwen3 2505.09388, Llama 2302.13971) and the
+usual implementations:
+1. One class implements all three. Qwen2 has a bias on q, k and v. Qwen3 has none, but an RMSNorm on
+   each head's q and k. Llama has neither.
+2. One forward pass serves sampling and training. It takes new tokens behind what a cache holds: one
+   a row while sampling, a whole response, with gradient, when it is trained on. See Qwen2.hidden
+   and Cache.
+3. q, k and v are one matrix, in a checkpoint's order, and so are gate and up: one large product is
+   faster than three.
 
-Alphabet: R rows of S new tokens each, C columns that attention looks at (those of the cache, then the S new ones), V
-vocabulary, D hidden size, H query heads, K key heads, d head size.
+Alphabet: R rows of S new tokens each, C columns that attention looks at (those of the cache, then
+the S new ones), V vocabulary, D hidden size, H query heads, K key heads, d head size.
 
 Run it:  python train.py --steps 0        loads the bundled model, samples from it and grades the responses
 """
@@ -32,7 +36,7 @@ LOGITS_KEPT = 2**26  # most logits to keep for the backward pass; where there ar
 ARCHITECTURES = {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM"}
 
 
-# ------------------------------------------------------------------------------------------- the configuration
+# -------------------------------------------------------------------------------- the configuration
 
 
 @dataclass
@@ -55,24 +59,28 @@ class Config:
     source: dict  # the whole config.json, which save_model writes back
 
 
-# ----------------------------------------------------------------------------------------------- the transformer
+# ---------------------------------------------------------------------------------- the transformer
 
 
 def wide(x: Tensor) -> Tensor:
-    """x in float32, or in its own dtype where that is wider: for sums and exponentials, which bfloat16 would spoil."""
+    """x in float32, or in its own dtype where that is wider: for sums and exponentials, which
+    bfloat16 would spoil."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight, over the last dimension; torch computes it in float32 for bfloat16, too."""
+    """x / sqrt(mean(x^2) + eps) * weight, over the last dimension; torch computes it in float32 for
+    bfloat16, too."""
     return F.rms_norm(x, weight.shape, weight.to(x.dtype), eps)  # weights may be stored in bfloat16: see `arithmetic`
 
 
 def rope_frequencies(c: Config) -> Tensor:
-    """The angle (d / 2,), in radians, by which each step to the next position turns a pair of a head: theta^(-2j / d).
+    """The angle (d / 2,), in radians, by which each step to the next position turns a pair of a
+    head: theta^(-2j / d).
 
-    The type llama3 stretches the context of Llama 3.1: a pair that turns often within the original context keeps its
-    frequency, one that turns seldom has 1 / factor of it, and between the two is a straight line.
+    The type llama3 stretches the context of Llama 3.1: a pair that turns often within the original
+    context keeps its frequency, one that turns seldom has 1 / factor of it, and between the two is
+    a straight line.
     """
     frequency = c.rope["rope_theta"] ** -(torch.arange(0, c.head_dim, 2).float() / c.head_dim)  # (d / 2,)
     if c.rope["rope_type"] == "default":
@@ -84,8 +92,8 @@ def rope_frequencies(c: Config) -> Tensor:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """RoPE (2104.09864): turn entries j and j + d / 2 of each head of x (R, heads, S, d) by its token's angle, whose
-    cos and sin are (R, 1, S, d / 2)."""
+    """RoPE (2104.09864): turn entries j and j + d / 2 of each head of x (R, heads, S, d) by its
+    token's angle, whose cos and sin are (R, 1, S, d / 2)."""
     a, b = wide(x).chunk(2, dim=-1)  # (R, heads, S, d / 2) each
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)
 
@@ -94,7 +102,8 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     """softmax(q k^T / sqrt(d) + mask) v, (R, H, S, d).
 
-    q (R, H, S, d), k and v (R, K, C, d). mask (R, 1, S, C) is 0 where a token sees a column, else -inf.
+    q (R, H, S, d), k and v (R, K, C, d). mask (R, 1, S, C) is 0 where a token sees a column, else
+    -inf.
     """
     return (by_key_head(probabilities(q, k, mask), k.shape[1]) @ v).view(q.shape)
 
@@ -106,21 +115,24 @@ def probabilities(q: Tensor, k: Tensor, mask: Tensor) -> Tensor:
 
 
 def by_key_head(x: Tensor, K: int) -> Tensor:
-    """x (R, H, S, ...) as (R, K, (H / K) S, ...): H / K query heads, neighbours in x, share a key head."""
+    """x (R, H, S, ...) as (R, K, (H / K) S, ...): H / K query heads, neighbours in x, share a key
+    head."""
     return x.unflatten(1, (K, -1)).flatten(2, 3)
 
 
 def product(x: Tensor, w: Tensor, bias: Tensor | None = None, adapter: nn.Module | None = None) -> Tensor:
-    """x @ w.T + bias, (..., outputs), and what the adapter of the matrix adds, if it has one: see extras/lora.py."""
+    """x @ w.T + bias, (..., outputs), and what the adapter of the matrix adds, if it has one: see
+    extras/lora.py."""
     y = linear(x, w, bias)
     return adapter.add(x, y) if adapter else y
 
 
 class Layer(nn.Module):
-    """Attention, then an MLP. Each reads a normalized copy of the residual stream and adds its output to the stream.
+    """Attention, then an MLP. Each reads a normalized copy of the residual stream and adds its
+    output to the stream.
 
-    Attention is grouped-query (2305.13245): each of K key heads serves its group of H / K query heads. The MLP is
-    SwiGLU (2002.05202): down(silu(gate(x)) * up(x)).
+    Attention is grouped-query (2305.13245): each of K key heads serves its group of H / K query
+    heads. The MLP is SwiGLU (2002.05202): down(silu(gate(x)) * up(x)).
     """
 
     def __init__(self, c: Config):
@@ -138,7 +150,8 @@ class Layer(nn.Module):
         self.qkv_adapter = self.o_adapter = self.gate_up_adapter = self.down_adapter = None  # extras/lora.py may set them
 
     def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor], mask: Tensor, extend: Callable) -> Tensor:
-        """x (R, S, D) -> (R, S, D). rotation: see `rotate`; mask: see `attention`; extend(k, v): see Cache.extend."""
+        """x (R, S, D) -> (R, S, D). rotation: see `rotate`; mask: see `attention`; extend(k, v):
+        see Cache.extend."""
         q, k, v = self.heads(x, rotation)  # (R, H, S, d), (R, K, S, d), (R, K, S, d)
         out = attention(q, *extend(k, v), mask)  # (R, H, S, d)
         x = x + product(out.transpose(1, 2).flatten(2), self.o, adapter=self.o_adapter)
@@ -159,7 +172,8 @@ class Layer(nn.Module):
 
 
 class Qwen2(nn.Module):
-    """The language model: Qwen2, Qwen3 or Llama, as its Config says. `model(rows)` maps texts (R, S) to logits."""
+    """The language model: Qwen2, Qwen3 or Llama, as its Config says. `model(rows)` maps texts (R,
+    S) to logits."""
 
     def __init__(self, config: Config):
         super().__init__()
@@ -175,12 +189,13 @@ class Qwen2(nn.Module):
         self.head = None if config.tie_word_embeddings else nn.Parameter(torch.zeros(V, D))
 
     def hidden(self, tokens: Tensor, cache: "Cache", hide: Tensor | None = None) -> Tensor:
-        """Last hidden states (R, S, D) of new tokens (R, S): those of a row follow what the cache has read for it.
+        """Last hidden states (R, S, D) of new tokens (R, S): those of a row follow what the cache
+        has read for it.
 
         The cache grows by S columns. hide (R, 1, S, S): where a new token may not see another one.
         """
-        # Columns before this call. When the backward pass computes a layer again, its keys are in the cache already,
-        # and `extend` puts the new ones in their place, behind `past`.
+        # Columns before this call. When the backward pass computes a layer again, its keys are in
+        # the cache already, and `extend` puts the new ones in their place, behind `past`.
         past = cache.position.shape[1]
         position = cache.advance(tokens.shape[1])  # (R, S) of the new tokens in the texts of their rows
         angle = position[:, None, :, None].float() * self.frequency  # (R, 1, S, d / 2)
@@ -195,23 +210,27 @@ class Qwen2(nn.Module):
         return rms_norm(x, self.norm, self.config.rms_norm_eps)
 
     def logits(self, states: Tensor) -> Tensor:
-        """Logits (..., real_vocab) of the token that follows states (..., D), over the temperature, in float32 or
-        wider: the policy is their softmax, for sampler, update, ratio, entropy and reference alike."""
+        """Logits (..., real_vocab) of the token that follows states (..., D), over the temperature,
+        in float32 or wider: the policy is their softmax, for sampler, update, ratio, entropy and
+        reference alike."""
         logits = wide(product(states, self.output_weight[: self.real_vocab]))
         return logits if self.temperature == 1 else logits / self.temperature
 
     def logprob(self, states: Tensor, tokens: Tensor) -> Tensor:
-        """log pi (n,) of tokens (n,), with gradient; tokens[i] follows states[i] of states (n, D)."""
+        """log pi (n,) of tokens (n,), with gradient; tokens[i] follows states[i] of states (n,
+        D)."""
         some = lambda states, tokens: self.logits(states).log_softmax(-1).gather(1, tokens[:, None])[:, 0]
         return by_rows(some, self.real_vocab, LOGITS_KEPT, states, tokens, kept=LOGITS_KEPT)
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Logits (R, S, V) after each token of R texts (R, S), of all V rows, as transformers has them."""
+        """Logits (R, S, V) after each token of R texts (R, S), of all V rows, as transformers has
+        them."""
         return product(self.hidden(rows, Cache(self, len(rows))), self.output_weight)
 
     @cached_property
     def frequency(self) -> Tensor:
-        """RoPE's angles a position (d / 2,). (No buffer: load_model builds on "meta", and no checkpoint fills one.)"""
+        """RoPE's angles a position (d / 2,). (No buffer: load_model builds on "meta", and no
+        checkpoint fills one.)"""
         return rope_frequencies(self.config).to(self.norm.device)
 
     @property
@@ -225,15 +244,15 @@ class Qwen2(nn.Module):
         return self.embedding if self.head is None else self.head
 
 
-# ------------------------------------------------------------------------------------------------- the KV cache
+# ------------------------------------------------------------------------------------- the KV cache
 
 
 class Cache:
     """The keys and values of what R rows have read, so that each token is computed once.
 
-    A column holds one token of each row. Its position says where in the row's text the token stands, and decides who
-    sees it; at NOWHERE nobody does. Here the rows a b c and d e read two tokens, row 1 forgot its e again (see
-    `forget_after`), and then each read its last token:
+    A column holds one token of each row. Its position says where in the row's text the token
+    stands, and decides who sees it; at NOWHERE nobody does. Here the rows a b c and d e read two
+    tokens, row 1 forgot its e again (see `forget_after`), and then each read its last token:
 
         column     0  1  2     position  0  1        2    length
         row 0      a  b  c               0  1        2    3
@@ -253,44 +272,49 @@ class Cache:
         self.length = torch.zeros(R, dtype=torch.long, device=device)  # (R,) how many tokens a row has read
 
     def advance(self, S: int) -> Tensor:
-        """Add S columns, for new tokens behind what each row has read. Returns their positions (R, S) in their texts.
+        """Add S columns, for new tokens behind what each row has read. Returns their positions (R,
+        S) in their texts.
         """
         own = self.length[:, None] + torch.arange(S, device=self.length.device)  # (R, S)
         self.position, self.length = torch.cat((self.position, own), dim=1), self.length + S
         return own
 
     def mask(self, own: Tensor) -> Tensor:
-        """What is added to the attention scores (R, 1, S, C) of new tokens at the positions own (R, S): 0 for a column
-        that a token sees, else -inf. (What `hide` of Qwen2.hidden takes away comes on top.)"""
+        """What is added to the attention scores (R, 1, S, C) of new tokens at the positions own (R,
+        S): 0 for a column that a token sees, else -inf. (What `hide` of Qwen2.hidden takes away
+        comes on top.)"""
         own, column = own[:, :, None], self.position[:, None]  # (R, S, 1), (R, 1, C)
         sees = column <= own  # (R, S, C)
         return self.keys[0].new_zeros(sees.shape).masked_fill(~sees, -math.inf)[:, None]
 
     def extend(self, layer: int, past: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Put k and v (R, K, S, d) behind the first `past` columns of a layer. Returns its keys and values."""
+        """Put k and v (R, K, S, d) behind the first `past` columns of a layer. Returns its keys and
+        values."""
         self.keys[layer] = torch.cat((self.keys[layer][:, :, :past], k), dim=2)
         self.values[layer] = torch.cat((self.values[layer][:, :, :past], v), dim=2)
         return self.keys[layer], self.values[layer]
 
     def rows(self, index: Tensor) -> Self:
-        """A new cache of B rows, each of which goes on after row index (B,) of this one; with gradient."""
+        """A new cache of B rows, each of which goes on after row index (B,) of this one; with
+        gradient."""
         new = copy(self)
         new.keys, new.values = ([x.index_select(0, index) for x in side] for side in (self.keys, self.values))
         new.position, new.length = self.position[index], self.length[index]
         return new
 
     def forget_after(self, length: Tensor) -> None:
-        """Let each row go on after its first tokens, length (R,). The columns of the others stay, but nobody sees them.
+        """Let each row go on after its first tokens, length (R,). The columns of the others stay,
+        but nobody sees them.
         """
         self.length = length
         self.position = self.position.where(self.position < length[:, None], self.NOWHERE)  # (R, columns)
 
 
-# ---------------------------------------------------------------------------------------------- checkpoints
+# -------------------------------------------------------------------------------------- checkpoints
 
 
-# For each of our weights, the weights of a checkpoint that it consists of, one below the other. (Those of a layer come
-# after layers.0. and model.layers.0.)
+# For each of our weights, the weights of a checkpoint that it consists of, one below the other.
+# (Those of a layer come after layers.0. and model.layers.0.)
 NAMES = {
     "embedding": ["model.embed_tokens.weight"], "norm": ["model.norm.weight"], "head": ["lm_head.weight"],
     "norm_1": ["input_layernorm.weight"], "norm_2": ["post_attention_layernorm.weight"],
@@ -300,7 +324,8 @@ NAMES = {
 
 
 def parts_of(name: str, rows: int, c: Config) -> dict[str, int]:
-    """The checkpoint's weights that one of ours, of so many rows, consists of: name and rows of each, in order."""
+    """The checkpoint's weights that one of ours, of so many rows, consists of: name and rows of
+    each, in order."""
     layer, _, own = name.rpartition(".")
     names = [f"model.{layer}.{x}" if layer else x for x in NAMES[own]]  # layers.0.qkv -> model.layers.0.self_attn...
     K = c.num_key_value_heads
@@ -309,7 +334,8 @@ def parts_of(name: str, rows: int, c: Config) -> dict[str, int]:
 
 
 def to_checkpoint(tensors: dict[str, Tensor], c: Config) -> dict[str, Tensor]:
-    """Weights by our names, their gradients or their moments -> the same by a checkpoint's names."""
+    """Weights by our names, their gradients or their moments -> the same by a checkpoint's
+    names."""
     found = {}
     for name, x in tensors.items():
         parts = parts_of(name, len(x), c)
@@ -318,15 +344,16 @@ def to_checkpoint(tensors: dict[str, Tensor], c: Config) -> dict[str, Tensor]:
 
 
 def from_checkpoint(tensors: dict[str, Tensor], like: dict[str, Tensor], c: Config) -> dict[str, Tensor]:
-    """The inverse of to_checkpoint: tensors by our names, those of `like`, from tensors by a checkpoint's."""
+    """The inverse of to_checkpoint: tensors by our names, those of `like`, from tensors by a
+    checkpoint's."""
     return {name: torch.cat([tensors[part] for part in parts_of(name, len(x), c)]) for name, x in like.items()}
 
 
 def parse_config(source: dict) -> Config:
     """Turn a parsed config.json, as transformers 4 or 5 writes it, into a Config.
 
-    ValueError when a size is missing, when a value has the wrong type or is out of range, or when the file asks for
-    something that is not implemented here.
+    ValueError when a size is missing, when a value has the wrong type or is out of range, or when
+    the file asks for something that is not implemented here.
     """
     family = source.get("model_type")
     own = {"qkv_bias": family == "qwen2", "qk_norm": family == "qwen3", "source": source}
@@ -337,8 +364,8 @@ def parse_config(source: dict) -> Config:
 def load_model(path: str | Path, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32) -> Qwen2:
     """Read a Hugging Face folder: config.json and model.safetensors, or its shards and their index.
 
-    Raises FileNotFoundError or ValueError, with a message of one sentence, when a file is missing or damaged, or when
-    a tensor does not fit.
+    Raises FileNotFoundError or ValueError, with a message of one sentence, when a file is missing
+    or damaged, or when a tensor does not fit.
     """
     path = Path(path)
     check_folder(path)

@@ -1,7 +1,8 @@
 """The settings of a run, which are flags of train.py: the default and the meaning of each.
 
-plumbing/flags.py makes the flags of this class. A field's type is that of its default, and the comment at the end of
-its line is the flag's text in --help. A credit function adds its own keyword arguments to these flags.
+plumbing/flags.py makes the flags of this class. A field's type is that of its default, and the
+comment at the end of its line is the flag's text in --help. A credit function adds its own keyword
+arguments to these flags.
 
 Run it:  python train.py --help
 """
@@ -10,7 +11,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Settings:
-    """What a run is told, but for its credit function's own flags. --resume takes it from config.json."""
+    """What a run is told, but for its credit function's own flags. --resume takes it from
+    config.json."""
 
     # What is trained, on what:
     mitigation: str = "none"  # the credit function, see the end of --help; none: GRPO, which credits all tokens alike
@@ -26,7 +28,7 @@ class Settings:
     # The algorithm:
     steps: int = 100  # 0 only evaluates
     questions: int = 12  # Q, puzzles per step
-    answers: int = 8  # G, responses to each puzzle: its group
+    responses: int = 8  # G, to each puzzle: its group
     max_new_tokens: int = 140  # a longer response is cut off
     temperature: float = 1.0  # the policy is softmax(logits / this), in sampling, training and evaluation
     reward: str = "graded"  # random: a coin toss instead of the grade, while training; a control
@@ -61,6 +63,7 @@ class Settings:
     state_every: int = 10  # steps between writing what --resume continues from; 0: only at the end
     # The machine:
     micro_batch: int = 16  # responses in one forward and backward pass; changes memory, and results by rounding alone
+    reading: str = "shared"  # shared: an update reads each prompt once; plain: with each of its responses, see grpo.py
     checkpoint_activations: bool = False  # less memory, more time: the backward pass recomputes each layer
     device: str = "cpu"  # any torch device that has float64, such as cuda or cuda:1
     dtype: str = "float32"  # of the model's weights; the optimizer works on float32 weights in any case

@@ -1,14 +1,15 @@
-"""From a command line to the first step of a run: its settings, policy, puzzles, a trial step, and its folder.
+"""From a command line to the first step of a run: its settings, policy, puzzles, a trial step, and
+its folder.
 
-A first reading can skip it. What can't work is refused here in one sentence, before anything is written. `s` is the
-Settings.
+A first reading can skip it. What can't work is refused here in one sentence, before anything is
+written. `s` is the Settings.
 
 Run it:  python train.py --mitigation none
 """
 import copy
 import inspect
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
@@ -20,19 +21,28 @@ from torch import Tensor
 
 from extras.lora import add_adapters, load_adapters, merged, save_adapters
 from extras.turns import reply
-from grpo import ADVANTAGES, KL_GRADIENTS, LOSS_NORMS, LOSSES, SHAPINGS, compare, shape_reward, update
+from grpo import ADVANTAGES, KL_GRADIENTS, LOSS_NORMS, LOSSES, READINGS, SHAPINGS, compare, shape_reward, update
 from methods import MITIGATIONS  # all credit functions, by name: those of mitigations.py and of methods/
 from methods.heads import HEADS, load_head, save_head
 from methods.queries import Queries
-from mitigations import NORMALIZATIONS
+from mitigations import NORMALIZATIONS, assign_credit, required
+from plumbing.checks import check_order, check_pure
 from plumbing.files import require
 from plumbing.flags import Arguments, changed, check_device, load_function, parse
-from plumbing.launch import (announce, arithmetic_for, as_if_nothing_was_drawn, check, check_memory, check_puzzles,
-                             lacking, where_now, with_model)
+from plumbing.launch import (
+    announce,
+    arithmetic_for,
+    as_if_nothing_was_drawn,
+    check,
+    check_memory,
+    check_puzzles,
+    lacking,
+    where_now,
+    with_model,
+)
 from plumbing.metrics import add_step_columns
 from plumbing.model_folder import write_end_tokens
 from plumbing.optimizer import Optimizer
-from plumbing.registry import assign_credit, check_order, check_pure, required
 from plumbing.run_folder import Writer, default_folder
 from plumbing.task_file import load_puzzles, load_task, read_weights
 from plumbing.tokenizer import Tokenizer
@@ -43,12 +53,26 @@ from settings import Settings
 CHOICES = {"reward": ("graded", "random"), "shaping": SHAPINGS, "advantage": ADVANTAGES, "loss": LOSSES,
            "loss_norm": LOSS_NORMS, "normalize": NORMALIZATIONS, "dtype": ("float32", "bfloat16"),
            "arithmetic": ("", "float32", "bfloat16"), "optimizer_device": ("", "cpu"),
-           "old_logprob": ("sampler", "update"), "kl_gradient": KL_GRADIENTS}
+           "old_logprob": ("sampler", "update"), "kl_gradient": KL_GRADIENTS, "reading": READINGS}
 
 
-def start(arguments: list[str], usage: str) -> tuple:
-    """The arguments of `train` for what a command line asks; row is {} in a new run. usage: what --help says above the
-    flags."""
+@dataclass
+class Run:
+    """What a command line asks for, ready for the first step."""
+
+    s: Settings
+    mitigation: Callable[[TokenBatch], Tensor]  # the credit function with its hyper-parameters
+    policy: Policy
+    training: list  # puzzles
+    heldout: list
+    optimizer: Optimizer
+    writer: Writer  # of the run folder
+    done: int  # steps that were taken before
+    row: dict  # the latest one of metrics.csv; {} in a new run
+
+
+def start(arguments: list[str], usage: str) -> Run:
+    """The run that a command line asks for. usage: what --help says above the flags."""
     s, hyper_parameters, resume, on_step = parse_flags(arguments, usage)
     s, method = where_now(s, resume) if resume else s, MITIGATIONS[s.mitigation]
     differences = changed(s, Settings(), hyper_parameters, method)
@@ -67,7 +91,8 @@ def start(arguments: list[str], usage: str) -> tuple:
     fixed = {f"the task {s.task}": inspect.getsource(policy.task),
              "the list of puzzles": "\n".join(puzzle.id for puzzle in training + heldout),
              f"the credit function {s.mitigation}": inspect.getsource(method.function)}
-    # What changes from step to step, by its name in state.pt. (The optimizer's state includes the model's weights.)
+    # What changes from step to step, by its name in state.pt. (The optimizer's state includes the
+    # model's weights.)
     learners = {"optimizer": optimizer, **policy.heads, **{
         f"{name}_adamw": head.optimizer for name, head in policy.heads.items() if hasattr(head, "optimizer")}}
     writer = Writer(folder, s, hyper_parameters, learners, partial(save_policy, policy, s), load_function(on_step), own)
@@ -76,16 +101,16 @@ def start(arguments: list[str], usage: str) -> tuple:
     parts = policy.parts if s.reward == "graded" else {"coin": 1}
     announce(optimizer.weights.values(), parts, len(training), len(heldout), folder, differences,
              done if resume else None)
-    return s, mitigation, policy, training, heldout, optimizer, writer, done, row
+    return Run(s, mitigation, policy, training, heldout, optimizer, writer, done, row)
 
 
 def try_step(policy: Policy, optimizer: Optimizer, puzzles: list, s: Settings,
              mitigation: Callable) -> tuple[dict, set[str]]:
-    """Try a small step, of three short responses to each of two puzzles, so that a mistake in somebody's own function
-    is seen before the run begins. Returns its columns of metrics.csv, and the names in batch.log. It leaves no trace:
-    no weight moves, copies of the heads learn, random numbers are drawn as if nothing had been, and no function may
-    remember it."""
-    s = replace(s, questions=2, answers=3, max_new_tokens=min(8, s.max_new_tokens), updates_per_batch=1)
+    """Try a small step, of three short responses to each of two puzzles, so that a mistake in
+    somebody's own function is seen before the run begins. Returns its columns of metrics.csv, and
+    the names in batch.log. It leaves no trace: no weight moves, copies of the heads learn, random
+    numbers are drawn as if nothing had been, and no function may remember it."""
+    s = replace(s, questions=2, responses=3, max_new_tokens=min(8, s.max_new_tokens), updates_per_batch=1)
     policy = policy._replace(heads=copy.deepcopy(policy.heads))
     # An optimizer whose step clips the gradient and returns its norm, but moves no weight.
     still = SimpleNamespace(zero_grad=optimizer.zero_grad, step=optimizer.clip)
@@ -102,7 +127,8 @@ def try_step(policy: Policy, optimizer: Optimizer, puzzles: list, s: Settings,
         other = rollout(policy, [puzzles[-1], puzzles[0]], short, step=0)  # which no function has seen
         other.ask = Queries(policy, other, short, step=0)
         check_memory(s, other, batch, lambda drawn: ask_all(drawn, s, mitigation))
-        # Credit 1, so that no response is left out. A run that only evaluates need not have room for gradients.
+        # Credit 1, so that no response is left out. A run that only evaluates need not have room
+        # for gradients.
         row = update(policy, still, batch, batch.mask.float(), s) if s.steps else {}
         add_step_columns(row, 0, batch, time.perf_counter())
     for weight in optimizer.master.values():  # the weights that AdamW moves, which have the gradients
@@ -122,17 +148,20 @@ def ask_all(batch: TokenBatch, s: Settings, mitigation: Callable) -> dict[str, T
 
 
 def puzzles_of_run(training: list, s: Settings) -> list:
-    """The puzzles that a run trains on, drawn at once: all, unless --steps times --questions are fewer."""
+    """The puzzles that a run trains on, drawn at once: all, unless --steps times --questions are
+    fewer."""
     return draw_puzzles(training, replace(s, questions=min(s.steps * s.questions, len(training))), step=1)
 
 
 def parse_flags(arguments: list[str], usage: str = "") -> Arguments:
-    """The settings, the credit function's hyper-parameters, the run to resume, --on_step; exits where one is wrong."""
+    """The settings, the credit function's hyper-parameters, the run to resume, --on_step; exits
+    where one is wrong."""
     return parse(arguments, Settings(), MITIGATIONS, CHOICES, usage)
 
 
 def load_policy(s: Settings, task: ModuleType | None = None, needs: tuple[str, ...] = ()) -> Policy:
-    """The model, its tokenizer, the task, and what the credit function needs: heads, and the reference model."""
+    """The model, its tokenizer, the task, and what the credit function needs: heads, and the
+    reference model."""
     check_device(s.device)
     s, task = with_model(s), task or load_task(s.task)  # `start` has done both; the laboratory calls this alone
     model, tokenizer = load_trainable(s), Tokenizer(s.model)
@@ -149,7 +178,8 @@ def load_policy(s: Settings, task: ModuleType | None = None, needs: tuple[str, .
 
 
 def load_trainable(s: Settings) -> Qwen2:
-    """The model as it is sampled from and trained: with its temperature, the dtype of its products, its adapters."""
+    """The model as it is sampled from and trained: with its temperature, the dtype of its products,
+    its adapters."""
     model = load_model(s.model, s.device, getattr(torch, s.dtype))
     model.temperature, model.checkpoint_activations = s.temperature, s.checkpoint_activations
     arithmetic = s.arithmetic or arithmetic_for(s.dtype, s.device)

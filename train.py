@@ -9,74 +9,76 @@
     python train.py --config runs/none-seed0/config.json --seed 1           another run's settings, but for those given
     python train.py --on_step tracking:tensorboard                          hand each row of metrics.csv to a function
 
-A *mitigation* is a credit function: the name is that of the work which this project examines. GRPO's formulas: grpo.py.
+A *mitigation* is a credit function: the name is that of the work which this project examines.
+GRPO's formulas: grpo.py.
 
-Shapes: Q puzzles a step, G responses to each puzzle (a group), B = Q G responses, T tokens of the longest response.
+Shapes: Q puzzles a step, G responses to each puzzle (a group), B = Q G responses, T tokens of the
+longest response.
 
-A run folder receives config.json, metrics.csv, credit/, samples.txt, checkpoint/, state.pt (for --resume) and
-final.json. Read it with `python analyze.py runs/none-seed0`.
+A run folder receives config.json, metrics.csv, credit/, samples.txt, checkpoint/, state.pt (for
+--resume) and final.json. Read it with `python analyze.py runs/none-seed0`.
 """
 import shlex
 import time
 from dataclasses import replace
-from typing import Callable
 
 import numpy as np
-from torch import Tensor
 
 from grpo import compare, shape_reward, update
 from methods.queries import Queries
+from mitigations import assign_credit
 from plumbing.launch import responses_that_fit
 from plumbing.metrics import add_step_columns, heldout_text, line_of, standard_error
-from plumbing.optimizer import Optimizer, learning_rate
+from plumbing.optimizer import learning_rate
 from plumbing.progress import Progress, command_line, one_sentence
-from plumbing.registry import assign_credit
-from plumbing.run_folder import Writer
 from plumbing.stop import stoppable
-from rollout import EVALUATION, Policy, TokenBatch, draw_puzzles, draw_uniforms, generate_and_grade, prompted, rollout
+from rollout import EVALUATION, Policy, draw_puzzles, draw_uniforms, respond, rollout
+from sampler import Rules
 from settings import Settings
-from start import start
+from start import Run, start
 
-# ------------------------------------------------------------------------------------------------- the loop
+# ---------------------------------------------------------------------------------------- the loop
 
 
-def train(s: Settings, mitigation: Callable[[TokenBatch], Tensor], policy: Policy, training: list, heldout: list,
-          optimizer: Optimizer, writer: Writer, done: int, row: dict) -> dict:
-    """GRPO from step done + 1 on. row: the latest one of metrics.csv. Returns the last one."""
-    began = time.perf_counter()
-    for step in range(done + 1, s.steps + 1):
+def train(run: Run) -> None:
+    """GRPO from step run.done + 1 on."""
+    s, policy, began = run.s, run.policy, time.perf_counter()
+    for step in range(run.done + 1, s.steps + 1):
         step_began = time.perf_counter()
-        optimizer.set_lr(learning_rate(s, step))  # the same in every step, by default
-        puzzles = draw_puzzles(training, s, step)  # Q
+        run.optimizer.set_lr(learning_rate(s, step))  # the same in every step, by default
+        puzzles = draw_puzzles(run.training, s, step)  # Q
         batch = rollout(policy, puzzles, s, step)  # B responses and their rewards
-        batch.ask = Queries(policy, batch, s, step)  # runs the model where a credit function asks it something
+        batch.ask = Queries(policy, batch, s, step)  # runs the model for a method that asks
         reward = shape_reward(batch, s)  # (B,) the graded one, unless --shaping changes it
-        batch.advantage = compare(batch, s.advantage, reward)  # (B,) by default GRPO's (r - mean) / std of the group
-        credit = assign_credit(batch, mitigation, s)  # (B, T) mitigation(batch), checked
-        writer.stop.held = True  # a signal waits until the row is written
-        row = update(policy, optimizer, batch, credit, s)  # columns of metrics.csv
-        add_step_columns(row, step, batch, step_began)  # columns of the rollout: means of the batch, tokens, seconds
+        batch.advantage = compare(batch, s.advantage, reward)  # (B,) GRPO's (r - mean) / std
+        credit = assign_credit(batch, run.mitigation, s)  # (B, T) mitigation(batch), checked
+        run.writer.stop.held = True  # a signal waits until the row is written
+        row = update(policy, run.optimizer, batch, credit, s)  # columns of metrics.csv
+        add_step_columns(row, step, batch, step_began)  # of the rollout: means, tokens, seconds
         if step == s.steps or (s.eval_every and step % s.eval_every == 0):
-            row |= measure_heldout(policy, heldout, s)
-        writer.step(step, batch, credit, row)
-        seconds_left = (time.perf_counter() - began) / (step - done) * (s.steps - step)
+            row |= measure_heldout(policy, run.heldout, s)
+        run.writer.step(step, batch, credit, row)
+        seconds_left = (time.perf_counter() - began) / (step - run.done) * (s.steps - step)
         print(line_of(row, s.steps, seconds_left), flush=True)
-    return row
+        run.row = row
 
 
-# ------------------------------------------------------------------------------------------------- evaluation
+# -------------------------------------------------------------------------------------- evaluation
 
 
 def evaluate(policy: Policy, puzzles: list, G: int, s: Settings) -> np.ndarray:
-    """Success (Q, G) of G responses to each of Q puzzles, with the same random numbers every time."""
-    uniforms = draw_uniforms(0, EVALUATION, len(puzzles), G, s.max_new_tokens)  # (B, max_new_tokens)
-    at_once = max(1, responses_that_fit(policy, puzzles, s) // G)  # puzzles whose responses fit into memory
+    """Success (Q, G) of G responses to each of Q puzzles, with the same random numbers every
+    time."""
+    uniforms = draw_uniforms(0, EVALUATION, len(puzzles), G, s.max_new_tokens)  # (B, limit)
+    prompts = [policy.prompt(puzzle) for puzzle in puzzles]
+    at_once = max(1, responses_that_fit(policy, prompts, s) // G)  # puzzles
     success, progress = [], Progress("evaluating", len(uniforms))
     for i in range(0, len(puzzles), at_once):
-        prefixes, rows = prompted(policy, puzzles[i : i + at_once]), uniforms[i * G : (i + at_once) * G]
-        watch = progress.part(done=len(success), size=len(rows), limit=s.max_new_tokens)
-        _, graded = generate_and_grade(policy, prefixes, rows, greedy=s.eval_greedy, watch=watch)
-        success += [grade["answer"] for grade in graded]  # 1.0 where the answer is right
+        some, numbers = slice(i, i + at_once), uniforms[i * G : (i + at_once) * G]
+        watch = progress.part(done=len(success), size=len(numbers), limit=s.max_new_tokens)
+        rules = Rules(greedy=s.eval_greedy, watch=watch)
+        graded = respond(policy, puzzles[some], prompts[some], numbers, rules)
+        success += [grade["answer"] for grade in graded.grades]  # 1.0 where the answer is right
     return np.array(success).reshape(len(puzzles), G)
 
 
@@ -87,7 +89,8 @@ def measure_heldout(policy: Policy, heldout: list, s: Settings) -> dict[str, flo
 
 
 def measure_pass(policy: Policy, heldout: list, s: Settings) -> dict[str, float]:
-    """The share of held-out puzzles that at least one of --pass_at sampled responses solves, and its standard error."""
+    """The share of held-out puzzles that at least one of --pass_at sampled responses solves, and
+    its standard error."""
     if (k := s.pass_at) == 0:
         return {}
     print(f"measuring pass@{k}: {k} responses to each of {len(heldout)} held-out puzzles", flush=True)
@@ -98,32 +101,36 @@ def measure_pass(policy: Policy, heldout: list, s: Settings) -> dict[str, float]
             f"pass@{k}_problems": len(solved)}
 
 
-def measure_end(row: dict, policy: Policy, heldout: list, s: Settings) -> dict[str, float]:
+def measure_end(run: Run) -> dict[str, float]:
     """What final.json has: held-out success of the last row of metrics.csv, and pass@k."""
-    # A run that is resumed after its last step has no held-out success in its row; a single puzzle has no error.
-    last = {"heldout_stderr": np.nan} | (row if "heldout_success" in row else measure_heldout(policy, heldout, s))
-    return {"step": s.steps, "heldout_success": last["heldout_success"], "heldout_stderr": last["heldout_stderr"],
-            "heldout_problems": len(heldout)} | measure_pass(policy, heldout[:128], s)  # more would take long
+    row, s = run.row, run.s
+    if "heldout_success" not in row:  # a run that is resumed after its last step
+        row = measure_heldout(run.policy, run.heldout, s)
+    return {"step": s.steps, "heldout_success": row["heldout_success"],
+            "heldout_stderr": row.get("heldout_stderr", np.nan),  # a single puzzle has no error
+            "heldout_problems": len(run.heldout),
+            **measure_pass(run.policy, run.heldout[:128], s)}  # more would take long
 
 
-# ------------------------------------------------------------------------------------------- from the command line
+# --------------------------------------------------------------------------- from the command line
 
 
 def main() -> None:
-    """Train as the command line says. What can't work is refused in one sentence, before anything is written."""
+    """Train as the command line says. What can't work is refused in one sentence, before anything
+    is written."""
     with one_sentence("interrupted before training began"):
-        s, mitigation, policy, training, heldout, optimizer, writer, done, row = start(command_line()[1:], __doc__)
-    name = shlex.quote(str(writer.run))
+        run = start(command_line()[1:], __doc__)
+    s, folder, name = run.s, run.writer.run, shlex.quote(str(run.writer.run))
     interrupted = f"interrupted; continue with: python train.py --resume {name}"
-    with one_sentence(interrupted, writer.run), stoppable(writer, done) as writer:
-        if done == 0:
-            print(f"measuring the start model on {len(heldout)} held-out puzzles", flush=True)
-            row = {"step": 0} | measure_heldout(policy, heldout, s)
-            print(f"start{heldout_text(row)}", flush=True)
-            writer.start(row)
-        row = train(s, mitigation, policy, training, heldout, optimizer, writer, done, row)
-        writer.finish(measure_end(row, policy, heldout, s))
-        print(f"wrote {writer.run}" + (f"; read it with: python analyze.py {name}" if s.steps else ""))
+    with one_sentence(interrupted, folder), stoppable(run.writer, run.done) as run.writer:
+        if run.done == 0:
+            print(f"measuring the start model on {len(run.heldout)} held-out puzzles", flush=True)
+            run.row = {"step": 0} | measure_heldout(run.policy, run.heldout, s)
+            print(f"start{heldout_text(run.row)}", flush=True)
+            run.writer.start(run.row)
+        train(run)
+        run.writer.finish(measure_end(run))
+        print(f"wrote {folder}" + (f"; read it with: python analyze.py {name}" if s.steps else ""))
 
 
 if __name__ == "__main__":

@@ -18,8 +18,9 @@ from bridges import own_modules
 with own_modules():
     from extras.turns import decode
     from methods import MITIGATIONS
+    from mitigations import CreditFunction, required
+    from plumbing.checks import per_token
     from plumbing.files import require
-    from plumbing.registry import CreditFunction, per_token, required
     from plumbing.task_file import check_roles
     from rollout import TokenBatch, seed_of
     from sampler import Replies
@@ -119,7 +120,7 @@ class ForeignBatch(TokenBatch):
     def __init__(self, own: Layout, read: Callable[[str], dict[str, Any]], grades: dict[str, Tensor], success: Tensor,
                  G: int, puzzles: Sequence, prompts: Sequence, **known: Any):
         B, device = len(own.tokens), own.tokens.device
-        usual = {"task": TASK, "format": torch.full((B,), torch.nan, device=device), "weights": {"reward": 1.0},
+        usual = {"task": TASK, "format": torch.full((B,), torch.nan, device=device), "parts": {"reward": 1.0},
                  "ask": None, "advantage": None, "log": {}}
         vars(self).update(usual | known, tokens=own.tokens, mask=own.mask, before=own.before, read=read, grades=grades,
                           reward=grades["reward"], success=success.float(), puzzles=tuple(puzzles[::G]),
@@ -148,7 +149,7 @@ class Asked:
     """batch.ask: random numbers, and what else the trainer tells, `known` by name."""
 
     def __init__(self, seed: int, step: int, **known: Callable[[], Tensor]):
-        self.generator = lambda name: torch.Generator().manual_seed(seed_of(name, seed, step))  # as in methods/queries.py
+        self.generator = lambda name: torch.Generator().manual_seed(seed_of(name, seed, step))  # as in Queries
         self.known = known
 
     def __getattr__(self, name: str) -> Tensor:

@@ -35,9 +35,10 @@ with own_modules():
     from plumbing.flags import check_range, methods_help, new_parser, parse_with
     from plumbing.metrics import add_step_columns, number, write_credit_log
     from plumbing.progress import fail, follow, one_sentence
+    from plumbing.shared_prompts import MicroBatch, predicting_states, read_responses, responses
     from qwen2_model import Qwen2
-    from rollout import Policy, responses
-    from sampler import MicroBatch, describe, predicting_states, read_responses
+    from rollout import Policy
+    from sampler import describe
     from settings import Settings
     from start import CHOICES, load_policy
     from tasks.data import raw_rows
@@ -171,7 +172,7 @@ def read_step(rollouts: list, parts: Iterable[str], middle: float, policy: Polic
     task.show = lambda rollout: " ".join(tokenizer.decode(rollout.prompt_ids)[0].split())[-200:]
     grades = {name: column(r.rewards.get(name, math.nan) for r in rollouts) for name in parts}
     grades["reward"] = column(r.reward for r in rollouts)
-    batch = ForeignBatch(own, lambda _: {"tokenizer": tokenizer}, grades, grades["reward"] > middle, s.answers,
+    batch = ForeignBatch(own, lambda _: {"tokenizer": tokenizer}, grades, grades["reward"] > middle, s.responses,
                          puzzles=rollouts, prompts=[r.prompt_ids for r in rollouts], task=task, normalize=s.normalize,
                          ended=column(r.completion_ids[-1] in tokenizer.end_tokens for r in rollouts).bool())
     read = read_responses(facts, policy.model, *responses(batch, torch.arange(len(rollouts), device=device)),
@@ -235,7 +236,7 @@ def settings_of(options: Options, files: list[Path], folder: Path, rollouts: lis
     require(G > 1 or options.advantage == "theirs",
             "no two rollouts of a step answer the same prompt: there is nothing to compare a reward with")
     given = {name: value for name, value in asdict(options).items() if name not in ("model", "every")}
-    return Settings(**given, **weights_of(folder), data=str(files[0]), task="rollouts", steps=len(sizes), answers=G,
+    return Settings(**given, **weights_of(folder), data=str(files[0]), task="rollouts", steps=len(sizes), responses=G,
                     max_new_tokens=length)
 
 

@@ -103,7 +103,7 @@ def test_a_recording_holds_one_run(tmp_path):
 @pytest.fixture(scope="module")
 def sampled():
     """A batch of the bundled model: log-probs and the rest as its sampler recorded them; and its rows."""
-    policy, s = load_policy(Settings()), Settings(answers=4, max_new_tokens=70)
+    policy, s = load_policy(Settings()), Settings(responses=4, max_new_tokens=70)
     batch = rollout(policy, countdown_task.load("train", 3), s, step=1)
     batch.ask = Queries(policy, batch, s, 1)
     return batch, [{"prompt_ids": batch.prompts[q], "completion_ids": tokens[mask].tolist(), "reward": reward,

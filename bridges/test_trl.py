@@ -24,9 +24,8 @@ from bridges.trl import CreditTrainer
 from grpo import compare, shape_reward, update
 from methods import MITIGATIONS, ORDER
 from methods.queries import Queries
-from mitigations import uniform
+from mitigations import assign_credit, grpo
 from plumbing.launch import BUNDLED, MODELS
-from plumbing.registry import assign_credit
 from plumbing.runs import read_credit, read_metrics
 from qwen2_model import save_model, to_checkpoint
 from rollout import rollout
@@ -71,7 +70,7 @@ def trained(cls, folder, config=None, resume=None, **options):
 def reads(batch):
     """GRPO's credit, after a look at all that is found late."""
     assert batch.entropy.shape == batch.logit_grad.shape == batch.role.shape
-    return uniform(batch)
+    return grpo(batch)
 
 
 @pytest.mark.parametrize("credit, config", [
@@ -105,7 +104,7 @@ def test_none_is_trl_to_the_bit(credit, config, tmp_path):
 def sample(folder, words=""):
     """Our batch in float64, its policy, and the model that sampled it in a folder."""
     s = parse_flags(shlex.split(words))[0]
-    policy, s = load_policy(s), replace(s, answers=G, questions=Q, max_new_tokens=LIMIT, seed=0, micro_batch=99)
+    policy, s = load_policy(s), replace(s, responses=G, questions=Q, max_new_tokens=LIMIT, seed=0, micro_batch=99)
     policy.model.double()
     generator = torch.Generator().manual_seed(2)
     reference = load_policy(s).model.double()
@@ -143,14 +142,14 @@ def given(batch, monkeypatch):
         found = lambda completions, **_: [batch.grades[name][i].item() for i in now]
         found.__name__ = name
         return found
-    return [part(name) for name in batch.weights]
+    return [part(name) for name in batch.parts]
 
 
 def on_ours(folder, batch, monkeypatch, config=None, cls=CreditTrainer, **options):
     """A trainer on our batch, in float64, and TRL's batch with its credit."""
     parts = given(batch, monkeypatch)
     config = dict(per_device_train_batch_size=Q * G, max_completion_length=LIMIT, seed=0, shuffle_dataset=False,
-                  reward_weights=[*batch.weights.values()]) | (config or {})
+                  reward_weights=[*batch.parts.values()]) | (config or {})
     rows = datasets.Dataset.from_dict({"prompt": [str(q) for q in range(Q)]})
     trainer = make(cls, folder / "out", config, folder / "policy", torch.float64, train_dataset=rows, **options)
     trainer.reward_funcs, trainer.reward_func_names = parts, [part.__name__ for part in parts]

@@ -35,7 +35,7 @@ METHODS = {"none": {}, "entropy_ratio": {}, "token_type": {"filler": 0.2}, "inve
 
 @pytest.fixture(scope="module")
 def batch():
-    s = Settings(answers=G, questions=Q, max_new_tokens=60, seed=1)
+    s = Settings(responses=G, questions=Q, max_new_tokens=60, seed=1)
     policy = load_policy(s)
     batch = rollout(policy, policy.task.load("train", Q), s, 1)
     assert 0 < batch.success.sum() < Q * G

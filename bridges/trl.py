@@ -168,7 +168,7 @@ class CreditTrainer(GRPOTrainer):
         ended = torch.tensor([int(row[-1] in ends) for row in ids], device=own.mask.device)  # (b,)
         batch = ForeignBatch(
             everywhere, read, grades, success, self.num_generations, puzzles=[row for *_, row in rows],
-            prompts=[prompt for prompt, *_ in rows], weights=weights, ended=self.everyone(ended).bool(), task=self.task,
+            prompts=[prompt for prompt, *_ in rows], parts=weights, ended=self.everyone(ended).bool(), task=self.task,
             normalize=self.normalize, **({"format": grades[self.format].float()} if self.format else {}))
         batch.advantage = self.everyone(output["advantages"])  # (B,)
         if self.advantage != "theirs":

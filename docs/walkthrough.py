@@ -1,20 +1,24 @@
-"""GRPO in plain numpy: one training step, from the prompt to new weights, then a second update on the same responses.
+"""GRPO in plain numpy: one training step, from the prompt to new weights, then a second update on
+the same responses.
 
     python docs/walkthrough.py
 
-GRPO lets a model write several responses to a puzzle, grades them, and makes the tokens of the better ones more
-probable, those of the worse ones less. Here the puzzle is "make 3 from 1 and 2", the vocabulary has nine tokens, and
-the model is a Qwen2 so small that its forward pass fits on half a page. Read from top to bottom, then run it: every
-number is printed with a sentence that says what it is and why. The order is that of any GRPO step:
+GRPO lets a model write several responses to a puzzle, grades them, and makes the tokens of the
+better ones more probable, those of the worse ones less. Here the puzzle is "make 3 from 1 and 2",
+the vocabulary has nine tokens, and the model is a Qwen2 so small that its forward pass fits on half
+a page. Read from top to bottom, then run it: every number is printed with a sentence that says what
+it is and why. The order is that of any GRPO step:
 
-    prompt -> tokens, log-probs -> rewards -> advantage -> credit -> ratio, clip, loss -> gradient -> new weights
+    prompt -> tokens, log-probs -> rewards -> advantage -> credit -> ratio, clip, loss -> gradient
+    -> new weights
 
-It needs numpy alone. docs/algorithm.md derives the formulas, grpo.py applies them to real models, and
-tests/test_walkthrough.py compares every number with those of grpo.py and the files around it.
+It needs numpy alone. docs/algorithm.md derives the formulas, grpo.py applies them to real models,
+and tests/test_walkthrough.py compares every number with those of grpo.py and the files around it.
 
-Alphabet: B = 2 responses, T = 7 tokens of the longer one, V vocabulary, D hidden size, S tokens of a text. Column t of
-a (B, T) array is the t-th token of a response; mask (B, T) is False on padding, behind the end of a response. w are the
-weights by name, and pi is the policy, RL's word for the model: the probabilities that it gives the next token.
+Alphabet: B = 2 responses, T = 7 tokens of the longer one, V vocabulary, D hidden size, S tokens of
+a text. Column t of a (B, T) array is the t-th token of a response; mask (B, T) is False on padding,
+behind the end of a response. w are the weights by name, and pi is the policy, RL's word for the
+model: the probabilities that it gives the next token.
 """
 import re
 import textwrap
@@ -23,8 +27,9 @@ import numpy as np
 
 VOCABULARY = ["", "1", "2", "3", "+", "-", "</think>", "\n<answer>", "</answer>"]  # token 0 ends a response
 PROMPT = [1, 2, 3]  # the numbers and the target; this vocabulary has no words
-# The random numbers behind the tokens of each response, chosen so that the first one is right and the second wrong.
-# They are drawn before sampling, so a response that ends early leaves some unused.
+# The random numbers behind the tokens of each response, chosen so that the first one is right and
+# the second wrong. They are drawn before sampling, so a response that ends early leaves some
+# unused.
 UNIFORMS = np.array([[0.65, 0.85, 0.15, 0.50, 0.30, 0.95, 0.05, 0.55],
                      [0.65, 0.85, 0.30, 0.95, 0.05, 0.35, 0.70, 0.10]])
 SEED, V, D, WIDTH = 0, 9, 4, 6  # of the random weights; vocabulary, hidden and MLP size
@@ -34,7 +39,7 @@ SHAPES = {"embedding": (V, D), "norm": (D,), "norm_1": (D,), "norm_2": (D,), "q"
 CLIP = 0.2  # the ratio is clipped to 0.8 ... 1.2
 LR = 0.05  # the learning rate: large, so that the second update reaches the clip
 
-# ----------------------------------------------------------------------------------------------------- the model
+# ---------------------------------------------------------------------------------------- the model
 
 
 def softmax(x):
@@ -49,9 +54,11 @@ def rms_norm(x, weight):
 
 
 def rope(x):
-    """Turn the pairs (x0, x2) and (x1, x3) of each row of x (S, D) by its position times 1 and times 1/100.
+    """Turn the pairs (x0, x2) and (x1, x3) of each row of x (S, D) by its position times 1 and
+    times 1/100.
 
-    A query times a key then depends on how far apart the two tokens are, and not on where they stand.
+    A query times a key then depends on how far apart the two tokens are, and not on where they
+    stand.
     """
     angle = np.arange(len(x))[:, None] * np.array([1, 0.01])  # theta is 10,000, and 10,000^(-1/2) = 1/100
     a, b = x[:, :2], x[:, 2:]
@@ -73,21 +80,24 @@ def forward(w, tokens):
 
 
 def response_logits(w, tokens):
-    """Logits (B, T, V) from which the tokens (B, T) are drawn: the first ones follow the prompt's last token."""
+    """Logits (B, T, V) from which the tokens (B, T) are drawn: the first ones follow the prompt's
+    last token."""
     return np.stack([forward(w, [*PROMPT, *response])[len(PROMPT) - 1 : -1] for response in tokens])
 
 
 def response_logprobs(w, tokens, mask):
-    """log pi (B, T) of the tokens (B, T), 0 on padding, and the probabilities (B, T, V) that they were drawn from."""
+    """log pi (B, T) of the tokens (B, T), 0 on padding, and the probabilities (B, T, V) that they
+    were drawn from."""
     p = softmax(response_logits(w, tokens))
     return np.log(np.take_along_axis(p, tokens[:, :, None], axis=2)[:, :, 0]) * mask, p
 
 
-# ------------------------------------------------------------------------------------------- responses and credit
+# ----------------------------------------------------------------------------- responses and credit
 
 
 def sample(w, uniforms):
-    """A response, one random number a token: the next token is the first whose cumulative probability exceeds it."""
+    """A response, one random number a token: the next token is the first whose cumulative
+    probability exceeds it."""
     response = []
     for uniform in uniforms:
         p = softmax(forward(w, PROMPT + response)[-1])  # (V,)
@@ -98,7 +108,8 @@ def sample(w, uniforms):
 
 
 def grade(text):
-    """The reward: 0.1 for the format, and 1 for an answer that makes 3 from 1 and 2, each used once."""
+    """The reward: 0.1 for the format, and 1 for an answer that makes 3 from 1 and 2, each used
+    once."""
     found = re.fullmatch("</think>\n<answer>(.*)</answer>", text)
     return 0.1 * bool(found) + (found is not None and found[1] in ("1+2", "2+1"))
 
@@ -140,14 +151,16 @@ def walk():
     yield from updates(w, tokens, mask, old, credit)
 
 
-# ----------------------------------------------------------------------------------------------------- the update
+# --------------------------------------------------------------------------------------- the update
 
 
 def gradient_of(w, tokens, push):
-    """d loss / d weight by name: d loss / d logit, push (B, T, V), times d logit / d weight, summed over all logits.
+    """d loss / d weight by name: d loss / d logit, push (B, T, V), times d logit / d weight, summed
+    over all logits.
 
-    PyTorch finds all of it in one pass backward through `forward`. Here each weight is nudged, up and down. (push is
-    held fixed, so the sum of push * logits has the gradient of the loss, without a second derivation.)
+    PyTorch finds all of it in one pass backward through `forward`. Here each weight is nudged, up
+    and down. (push is held fixed, so the sum of push * logits has the gradient of the loss, without
+    a second derivation.)
     """
     gradient = {name: np.zeros_like(x) for name, x in w.items()}
     for name, x in w.items():
@@ -161,7 +174,8 @@ def gradient_of(w, tokens, push):
 
 
 def updates(w, tokens, mask, old, credit):
-    """Two updates on one batch: yields as `walk` does. old (B, T): log pi of each token when it was sampled."""
+    """Two updates on one batch: yields as `walk` does. old (B, T): log pi of each token when it was
+    sampled."""
     share = mask / mask.sum()  # (B, T)
     yield "share", "The loss is a mean over all 12 tokens, so each of them counts 1/12, and padding 0.", share
     m, v = ({name: np.zeros_like(x) for name, x in w.items()} for _ in range(2))
@@ -190,7 +204,8 @@ def updates(w, tokens, mask, old, credit):
         norm = np.sqrt(sum((g**2).sum() for g in gradient.values()))
         yield f"update {k}: gradient norm", """The length of all that as one vector; a run would shorten one of more
             than 1 (--max_grad_norm).""", norm
-        # AdamW, without weight decay. Both means start at 0; dividing by 1 - 0.9**k and 1 - 0.999**k makes up for that.
+        # AdamW, without weight decay. Both means start at 0; dividing by 1 - 0.9**k and 1 -
+        # 0.999**k makes up for that.
         m = {name: 0.9 * m[name] + 0.1 * g for name, g in gradient.items()}  # mean gradient, the latest weigh most
         v = {name: 0.999 * v[name] + 0.001 * g**2 for name, g in gradient.items()}  # mean squared gradient
         change = {name: m[name] / (1 - 0.9**k) / (np.sqrt(v[name] / (1 - 0.999**k)) + 1e-8) for name in w}

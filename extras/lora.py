@@ -1,18 +1,23 @@
 """LoRA (2106.09685): train small adapters beside a frozen model, in less memory.
 
-Each matrix W of the layers gets two of rank r, A (r, inputs) and B (outputs, r), and only these are trained:
+Each matrix W of the layers gets two of rank r, A (r, inputs) and B (outputs, r), and only these are
+trained:
 
     y = x W^T + (alpha / r) (x A^T) B^T
 
-B is 0 at first, so the model begins as it was. What is frozen needs no gradient, float32 master or moments. Why a
-low rank is enough for RL: a response's reward is one number, so a step can teach a few bits a response, and even rank 1
-has thousands of numbers in each matrix ("LoRA Without Regret", Schulman et al. 2025, where the best learning rate is
-about 10 times that of full training, each at its best; lab/real/README.md tries four).
+B is 0 at first, so the model begins as it was. What is frozen needs no gradient, float32 master or
+moments. Why a low rank is enough for RL: a response's reward is one number, so a step can teach a
+few bits a response, and even rank 1 has thousands of numbers in each matrix ("LoRA Without Regret",
+Schulman et al. 2025, where the best learning rate is about 10 times that of full training, each at
+its best; lab/real/README.md tries four).
 
 How this differs from the paper:
-1. All matrices of a layer have an adapter, not only those of q and v. A is uniform within 1 / sqrt(inputs), not normal.
-2. Our q, k and v are one matrix, and so are gate and up. But each of the five has its own A and B, as in PEFT.
-3. Nothing is merged before the end: the sampler multiplies as the update does, so the first ratio is 1 as without LoRA.
+1. All matrices of a layer have an adapter, not only those of q and v. A is uniform within 1 /
+   sqrt(inputs), not normal.
+2. Our q, k and v are one matrix, and so are gate and up. But each of the five has its own A and B,
+   as in PEFT.
+3. Nothing is merged before the end: the sampler multiplies as the update does, so the first ratio
+   is 1 as without LoRA.
 
 Run it:  python train.py --lora_rank 8 --lr 1e-3
 """
@@ -29,7 +34,8 @@ from qwen2_model import Qwen2, parts_of, wide
 
 
 class Adapter(nn.Module):
-    """A and B for one of our matrices W, which is 1, 2 or 3 matrices of a checkpoint, its parts, stacked.
+    """A and B for one of our matrices W, which is 1, 2 or 3 matrices of a checkpoint, its parts,
+    stacked.
 
     A (parts r, inputs) has the parts' A below each other, B (outputs, r) their B.
     """
@@ -72,7 +78,8 @@ def adapters(model: Qwen2) -> dict[str, Adapter]:
 
 @torch.no_grad()
 def merged(model: Qwen2) -> Qwen2:
-    """The model without adapters that computes the same: W + (alpha / r) B A, added in float32 and rounded once."""
+    """The model without adapters that computes the same: W + (alpha / r) B A, added in float32 and
+    rounded once."""
     weights = {name: w for name, w in model.state_dict().items() if "_adapter." not in name}
     for name, adapter in adapters(model).items():
         weights[name] = adapter.change().add_(weights[name]).to(weights[name])
@@ -101,7 +108,8 @@ def save_adapters(model: Qwen2, folder: Path, base: str) -> None:
 
 
 def load_adapters(model: Qwen2, folder: str, rank: int, alpha: float, base: str) -> None:
-    """Take over A and B from a folder that PEFT wrote; ValueError where they don't fit the model in the folder base."""
+    """Take over A and B from a folder that PEFT wrote; ValueError where they don't fit the model in
+    the folder base."""
     mine, found = peft_tensors(model), read_adapter(Path(folder), rank, alpha, model.dtype, Path(base))
     try:
         check_tensors(f"the adapter in {folder}", mine, found)

@@ -1,20 +1,22 @@
-"""Several turns: what the environment says between them, and episodes, which are sampled turn by turn.
+"""Several turns: what the environment says between them, and episodes, sampled turn by turn.
 
-A task with `reply` (tasks/guess_task.py) answers a turn of the policy, which ends with an end token, until it has
-nothing more to say. An episode is `generate` of sampler.py called again, from the text so far with the reply behind it.
-Its columns are the *sampled* tokens alone, so a function of (B, T) tensors stays true if it doesn't ask whether two
-responses have read the same: an environment that draws its replies may tell them different things. Replies stand beside
-the columns: before[i][t] has the tokens that response i read before it sampled the token of column t.
+A task with `reply` (tasks/guess_task.py) answers a turn of the policy, which ends with an end
+token, until it has nothing more to say. An episode is `generate` of sampler.py called again, from
+the text so far with the reply behind it. Its columns are the *sampled* tokens alone, so a function
+of (B, T) tensors stays true if it doesn't ask whether two responses have read the same: an
+environment that draws its replies may tell them different things. Replies stand beside the columns:
+before[i][t] has the tokens that response i read before it sampled the token of column t.
 
-How this differs from a usual rollout in turns: nothing is kept between turns. The next one reads the whole text again,
-which costs a forward pass over it. So no cache needs to know of replies.
+How this differs from a usual rollout in turns: nothing is kept between turns. The next one reads
+the whole text again, which costs a forward pass over it. So no cache needs to know of replies.
 
-Alphabet: B responses, T tokens of a response at most, n responses that take a turn, W tokens of a turn at most.
+Alphabet: Q puzzles, B responses, T tokens of a response at most, n responses that take a turn, W
+tokens of a turn at most. `policy` is the Policy of rollout.py.
 
 Run it:  python train.py --task guess
 """
-from itertools import pairwise
-from typing import Any, Callable, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, Callable
 
 import torch
 from torch import Tensor
@@ -22,9 +24,9 @@ from torch.nn.utils.rnn import pad_sequence
 
 from plumbing.task_file import check_pieces
 from qwen2_model import Qwen2
-from sampler import Replies, Samples, generate
+from sampler import Replies, Rules, Samples, generate
 
-# ----------------------------------------------------------------------------------------------- texts in turns
+# ----------------------------------------------------------------------------------- texts in turns
 
 
 def turn_ends(policy: Any, tokens: list[int]) -> list[int]:
@@ -33,7 +35,8 @@ def turn_ends(policy: Any, tokens: list[int]) -> list[int]:
 
 
 def reply(policy: Any, puzzle: Any, tokens: list[int]) -> list[int] | None:
-    """What the task says after these tokens of a response, the last of which ended a turn; None where it is over.
+    """What the task says after these tokens of a response, the last of which ended a turn; None
+    where it is over.
 
     It is told the policy's own turns alone: a model that writes a reply itself deceives nobody.
     """
@@ -43,9 +46,10 @@ def reply(policy: Any, puzzle: Any, tokens: list[int]) -> list[int] | None:
 
 
 def replies(policy: Any, puzzle: Any, tokens: list[int]) -> dict[int, list[int]]:
-    """The replies, by column, in a response that begins with these tokens and goes on after them."""
-    several = hasattr(policy.task, "reply")
-    return {t: reply(policy, puzzle, tokens[:t]) for t in turn_ends(policy, tokens)} if several else {}
+    """The replies, by column, in a response that begins with these tokens and goes on after them;
+    {} if the task has none."""
+    ends = turn_ends(policy, tokens) if hasattr(policy.task, "reply") else []
+    return {t: reply(policy, puzzle, tokens[:t]) for t in ends}
 
 
 def interleave(tokens: list, before: dict[int, list]) -> list:
@@ -55,78 +59,164 @@ def interleave(tokens: list, before: dict[int, list]) -> list:
     return [x for t in range(len(tokens) + 1) for x in (*before.get(t, ()), *tokens[t : t + 1])]
 
 
-class Prefix(NamedTuple):
-    """What responses begin with: a puzzle's prompt, and perhaps tokens of a response to it, with the replies so far."""
-
-    puzzle: Any
-    prompt: list[int]
-    tokens: list[int] = []
-    before: dict[int, list[int]] = {}  # as in Samples
-
-    @property
-    def response(self) -> list[int]:
-        """The response so far: all that the model reads behind the prompt."""
-        return interleave(self.tokens, self.before)
-
-
 def with_replies(tokens: Tensor, mask: Tensor, before: Replies) -> tuple[Tensor, Tensor]:
-    """Responses (m, T) with the replies that were read between their tokens: all tokens (m, S), and which of these were
-    sampled (m, S). S is at least T. mask (m, T): False on padding."""
+    """Responses (m, T) with the replies that were read between their tokens: all tokens (m, S), and
+    which of these were sampled (m, S). S is at least T. mask (m, T): False on padding."""
     if not any(before):
         return tokens, mask
     texts, sampled = [], []  # m each
     for row, real, said in zip(tokens.tolist(), mask.tolist(), before):
+        not_sampled = {t: [False] * len(words) for t, words in said.items()}
         texts.append(torch.tensor(interleave(row, said)))
-        sampled.append(torch.tensor(interleave(real, {t: [False] * len(words) for t, words in said.items()})))
-    return tuple(pad_sequence(rows, batch_first=True).to(mask.device) for rows in (texts, sampled))
+        sampled.append(torch.tensor(interleave(real, not_sampled)))
+    return tuple(pad_sequence(x, batch_first=True).to(mask.device) for x in (texts, sampled))
 
 
-def decode(policy: Any, tokens: list[int], before: dict[int, list[int]]) -> tuple[str, list[tuple], list[str]]:
-    """The text of a response with the replies between its turns, the span of each token, and the texts of its turns."""
-    tokenizer, text, spans, turns = policy.tokenizer, "", [], []
-    for a, b in pairwise(sorted({0, *turn_ends(policy, tokens), *before, len(tokens)})):  # tokens[a:b] is a turn
-        text += tokenizer.decode(before.get(a, ()))[0]
-        turn, places = tokenizer.decode(tokens[a:b])
+def decode(
+    policy: Any, tokens: list[int], before: dict[int, list[int]]
+) -> tuple[str, list[tuple[int, int]], list[str]]:
+    """The text of a response with the replies between its turns, the span of each token, and the
+    texts of its turns."""
+    text, spans, turns = "", [], []
+    cuts = sorted({0, *turn_ends(policy, tokens), *before, len(tokens)})
+    for a, b in zip(cuts, cuts[1:]):  # tokens[a:b] is a turn, before[a] what was said before it
+        text += policy.tokenizer.decode(before.get(a, ()))[0]
+        turn, places = policy.tokenizer.decode(tokens[a:b])
         spans += [(len(text) + start, len(text) + stop) for start, stop in places]
-        text, turns = text + turn, [*turns, turn]
+        text += turn
+        turns.append(turn)
     return text, spans, turns
 
 
-# ----------------------------------------------------------------------------------------------- episodes
+def texts_without(batch: Any, i: int, start: int, stop: int) -> list[str]:
+    """The texts of the turns of response i of a TokenBatch without its characters from start to
+    stop."""
+    text, spans = batch.text[i], batch.spans[i]
+    cuts = [0, *batch.before[i], len(spans)]  # columns
+    turns = [(spans[a][0], spans[b - 1][1]) for a, b in zip(cuts, cuts[1:])]  # characters
+    return [text[a : max(a, min(b, start))] + text[min(b, max(a, stop)) : b] for a, b in turns]
 
 
-def play(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_tokens: list[int], limit: Tensor | None,
-         excluded: Tensor | None, greedy: bool, watch: Callable[[int, float], object] | None,
-         reply: Callable[[int, list[int]], list[int] | None]) -> Samples:
-    """Sample an episode for each row of uniforms (B, T): `generate`, whose other arguments are explained there, again
-    and again. A row's n-th sampled token belongs to its n-th random number, whatever was said in between.
+# ----------------------------------------------------------------------------------------- episodes
 
-    reply(row, tokens): what a row reads after these tokens, the last of which ended a turn; None if the episode is
-    over. limit counts what is read, too. A reply that leaves no room for a further token is not read: that response is
-    cut off. excluded acts on the first turn.
+
+@dataclass
+class Episode:
+    """A response in several turns, as it grows."""
+
+    prompt: list[int]
+    limit: int  # tokens that it may have, with replies
+    tokens: list[int] = field(default_factory=list)  # sampled so far
+    before: dict[int, list[int]] = field(default_factory=dict)  # the replies so far, as in Samples
+    facts: list[Tensor] = field(default_factory=list)  # (3, W) of each turn, see `describe`
+    ended: bool = False
+
+    @property
+    def read(self) -> list[int]:
+        """All that stands behind the prompt."""
+        return interleave(self.tokens, self.before)
+
+    def say(self, turn: Samples, row: int) -> None:
+        """Take over a turn: a row of the samples."""
+        own = turn.mask[row]
+        self.tokens += turn.tokens[row, own].tolist()
+        self.facts.append(torch.stack((turn.logprob, turn.entropy, turn.logit_grad))[:, row, own])
+
+    def hear(self, said: list[int] | None) -> bool:
+        """Read a reply, None if there is none, and say whether the episode goes on. A reply that
+        leaves no room for a further token is not read: that response is cut off."""
+        self.ended = said is None
+        goes_on = said is not None and len(self.read) + len(said) < self.limit
+        if goes_on:
+            self.before[len(self.tokens)] = said
+        return goes_on
+
+
+def play(
+    model: Qwen2,
+    prompts: list[list[int]],
+    uniforms: Tensor,
+    end_tokens: list[int],
+    rules: Rules,
+    reply: Callable[[int, list[int]], list[int] | None],
+) -> Samples:
+    """Sample an episode for each row of uniforms (B, T), by `generate`, whose arguments these are,
+    again and again. A row's n-th sampled token belongs to its n-th random number, whatever was said
+    in between. The limit counts what is read, too, and `excluded` acts on the first turn.
+
+    reply(row, tokens): what a row reads after these tokens, the last of which ended a turn; None if
+    the episode is over.
     """
     (B, T), G = uniforms.shape, len(uniforms) // len(prompts)
-    sampled, before, ended = [[] for _ in range(B)], tuple({} for _ in range(B)), [False] * B
-    fields = [[[] for _ in range(B)] for _ in range(5)]  # tokens to logit_grad: of each response, turn by turn
-    limits, rows = [T] * B if limit is None else limit.tolist(), list(range(B))
-    while rows:  # the n that take a turn
-        read = [interleave(sampled[i], before[i]) for i in rows]  # n, what stands behind the prompt so far
-        left = [limits[i] - len(text) for i, text in zip(rows, read)]  # n, how many more tokens fit
-        u = pad_sequence([uniforms[i, len(sampled[i]) :][:k] for i, k in zip(rows, left)], batch_first=True)  # (n, W)
-        texts = [prompts[i // G] + text for i, text in zip(rows, read)]  # n
-        show = watch and (lambda t, running: watch(T - u.shape[1] + t, running * len(rows) / B))
-        turn = generate(model, texts, u, end_tokens, torch.tensor(left), excluded, greedy, show)
-        turn, going = Samples(*(x.cpu() for x in turn[:6]), turn.before), []
-        for row, i in enumerate(rows):
-            for field, x in zip(fields, turn[:5]):  # (n, W) each
-                field[i].append(x[row, turn.mask[row]])
-            new = turn.tokens[row, turn.mask[row]].tolist()
-            sampled[i] += new
-            said = reply(i, sampled[i]) if turn.ended[row] else None
-            ended[i] = bool(turn.ended[row]) and said is None
-            if said is not None and len(new) + len(said) < left[row]:  # room for a further token
-                before[i][len(sampled[i])] = said
+    limits = [T] * B if rules.limit is None else rules.limit.tolist()
+    episodes = [Episode(prompts[i // G], limits[i]) for i in range(B)]
+    playing = [*range(B)]  # n, which take a turn
+    watch = lambda t, running: rules.watch(t, running * len(playing) / B)
+    turn_rules = rules._replace(watch=watch)
+    while playing:
+        turn = next_turn(model, [episodes[i] for i in playing], uniforms[playing], end_tokens, turn_rules)
+        going = []
+        for row, i in enumerate(playing):
+            episodes[i].say(turn, row)
+            if turn.ended[row] and episodes[i].hear(reply(i, episodes[i].tokens)):
                 going.append(i)
-        rows, excluded = going, None
-    columns = (pad_sequence([*map(torch.cat, field)], batch_first=True) for field in fields)  # (B, T) each
-    return Samples(*(x.to(model.norm.device) for x in (*columns, torch.tensor(ended))), before)
+        playing, turn_rules = going, turn_rules._replace(excluded=None)
+    return gather(episodes, model.norm.device)
+
+
+def next_turn(
+    model: Qwen2, episodes: list[Episode], uniforms: Tensor, end_tokens: list[int], rules: Rules
+) -> Samples:
+    """The next turn of each of n episodes, from what it has read, with its own random numbers of
+    uniforms (n, T)."""
+    left = [episode.limit - len(episode.read) for episode in episodes]  # how many more tokens fit
+    numbers = [row[len(episode.tokens) :][:room]
+               for row, episode, room in zip(uniforms, episodes, left)]
+    texts = [episode.prompt + episode.read for episode in episodes]
+    rules = rules._replace(limit=torch.tensor(left))
+    numbers = pad_sequence(numbers, batch_first=True)  # (n, W)
+    turn = generate(model, texts, numbers, end_tokens, rules)
+    return Samples(*(x.cpu() for x in turn[:6]), turn.before)
+
+
+def gather(episodes: list[Episode], device: torch.device) -> Samples:
+    """The samples of B episodes."""
+    pad = lambda rows: pad_sequence(rows, batch_first=True).to(device)
+    tokens = [torch.tensor(episode.tokens) for episode in episodes]
+    facts = pad([torch.cat(episode.facts, dim=1).T for episode in episodes])  # (B, T, 3)
+    ended = torch.tensor([episode.ended for episode in episodes], device=device)
+    mask = pad([torch.ones_like(row, dtype=torch.bool) for row in tokens])
+    return Samples(pad(tokens), mask, *facts.unbind(2), ended, tuple(x.before for x in episodes))
+
+
+# -------------------------------------------------------------------------- for a task that replies
+
+
+def respond(
+    policy: Any,
+    puzzles: list,
+    prompts: list[list[int]],
+    uniforms: Tensor,
+    rules: Rules,
+    begun: list[list[int]],
+    before: Replies,
+) -> Samples:
+    """The samples of B episodes: see `respond` of rollout.py."""
+    G = len(uniforms) // len(puzzles)
+    texts = [prompt + interleave(*so_far) for prompt, *so_far in zip(prompts, begun, before)]  # Q
+    answer = lambda i, new: reply(policy, puzzles[i // G], begun[i // G] + new)
+    return play(policy.model, texts, uniforms, policy.tokenizer.end_tokens, rules, answer)
+
+
+def decode_and_grade(
+    policy: Any, puzzles: list, samples: Samples, begun: list[list[int]], before: Replies
+) -> tuple[tuple, tuple, tuple]:
+    """Texts, token spans and grades, B each: see `decode_and_grade` of rollout.py."""
+    found, G = [], len(samples.tokens) // len(puzzles)
+    for i, length in enumerate(samples.mask.sum(1).tolist()):
+        q = i // G
+        later = {len(begun[q]) + t: said for t, said in samples.before[i].items()}
+        tokens = begun[q] + samples.tokens[i, :length].tolist()
+        text, spans, turns = decode(policy, tokens, before[q] | later)
+        found.append((text, tuple(spans), policy.grade(text, puzzles[q], turns)))
+    return tuple(zip(*found))

@@ -10,11 +10,11 @@ from grpo import compare
 from methods import MITIGATIONS
 from methods.heads import HEADS, Critic, Importance, load_head, save_head
 from methods.queries import Queries
+from mitigations import CreditFunction, required
 from plumbing.launch import lacking
 from plumbing.progress import follow
-from plumbing.registry import CreditFunction, required
-from rollout import Policy, TokenBatch, responses, rollout
-from sampler import logprobs, read_responses
+from plumbing.shared_prompts import logprobs, read_responses, responses
+from rollout import Policy, TokenBatch, rollout
 from settings import Settings
 
 SIZE, PUZZLES = 96, 100  # responses in a batch; batches after which the puzzles repeat
@@ -25,7 +25,7 @@ LIMIT = Settings.max_new_tokens
 def sample(policy: Policy, puzzles: list, answers: int, key: tuple[int, int]) -> TokenBatch:
     """Responses to puzzles; key: seed and step. The policy is its own reference."""
     policy, (seed, step) = policy._replace(reference=policy.model), key
-    s = Settings(seed=seed, answers=answers, max_new_tokens=LIMIT)
+    s = Settings(seed=seed, responses=answers, max_new_tokens=LIMIT)
     batch = rollout(policy, puzzles, s, step)
     batch.ask = Queries(policy, batch, s, step)
     batch.advantage = compare(batch)

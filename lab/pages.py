@@ -19,10 +19,10 @@ from pathlib import Path
 
 from lab.statistics import read_table
 from methods import MITIGATIONS
+from mitigations import CreditFunction, required
 from plumbing.files import require
 from plumbing.flags import new_parser
 from plumbing.progress import one_sentence
-from plumbing.registry import CreditFunction, required
 from plumbing.report import Table
 
 ROOT = Path(__file__).parent.parent
@@ -59,7 +59,7 @@ def describe(method: CreditFunction) -> str:
     origin = next((words for mark, words in ORIGINS.items() if mark in document), "Published")
     needs = f", which needs {' and '.join(named)}" if named else ""
     flags = f" Flags: {', '.join(f'`--{name} {value}`' for name, value in method.parameters.items())}."
-    body = re.sub(r"\blab/[\w/]+\.(?:md|py)", r"[\g<0>](../\g<0>)", document.partition("\n")[2])
+    body = re.sub(r"\blab/[\w/]+\.(?:md|py)", r"[\g<0>](../\g<0>)", "\n" + document.partition("\n\n")[2])
     formula, _, why = re.sub(r" \([a-z ]+\)\.$", ".", method.summary).partition(": ")
     return (f"## {method.name}\n\n`{formula}`\n\n{why[:1].upper()}{why[1:]} *{origin}. {kind}{needs}.*"
             f"{flags * bool(method.parameters)}\n{body}\n".rstrip() + "\n")

@@ -21,7 +21,7 @@ from plumbing.runs import read_metrics
 from tests.fixtures import refused
 
 TRAIN = Path(arms.__file__).parents[1] / "train.py"
-SMALL = ("--steps 2 --questions 2 --answers 2 --eval_every 0 --eval_problems 4 --max_new_tokens 24 --state_every 1 "
+SMALL = ("--steps 2 --questions 2 --responses 2 --eval_every 0 --eval_problems 4 --max_new_tokens 24 --state_every 1 "
          "--pass_at 0")
 HALF = "outcome_conditional --think_discount 0.25 --normalize none --lr 0.0001"
 

@@ -20,7 +20,7 @@ REFUSED = {
     gradients: [("--model no/such/model", "no/such/model")],
     ground_truth: [("--model no/such/model", "no/such/model"), ("--data no/such.jsonl", "no/such.jsonl"),
                    ("--questions 1", "--questions must be"), ("--rollouts 0", "--rollouts must be"),
-                   ("--answers 1", "--answers 1 leaves no group"), ("--roll 8", "--roll"),
+                   ("--responses 1", "--responses 1 leaves no group"), ("--roll 8", "--roll"),
                    ("--max_new_tokens 1000000", "--max_new"), ("--device foo", "--device")],
 }
 

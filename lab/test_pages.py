@@ -7,8 +7,7 @@ import pytest
 
 from lab import pages
 from lab.truth import score
-from tests.test_pages import (COMMANDS, EACH_PAGE, NAME, PAGES, ROOT, copy, in_copy,  # noqa: F401  `copy`: a fixture
-                              source_of)
+from tests.test_pages import COMMANDS, EACH_PAGE, NAME, PAGES, ROOT, copy, in_copy, source_of  # noqa: F401  `copy`: a fixture
 
 FIGURE = re.compile(r"(?<![\w.])-?\d+\.\d+(?!\w)(?: ± \d+\.\d+)?(?: \(-?\d+\.\d+ to -?\d+\.\d+\))?")
 NO_FIGURE = re.compile(r"https?://\S+|\]\([^)]*\)|\b\d{4}\.\d{5}\b|Python \S+")  # links, arXiv ids, a version

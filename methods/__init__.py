@@ -4,7 +4,7 @@ Importing this package completes MITIGATIONS.
 """
 import mitigations  # noqa: F401  registers its own
 from methods import calculations, controls, groups, ktae, oracle, tokens, turns, values  # noqa: F401  each its own
-from plumbing.registry import MITIGATIONS
+from mitigations import MITIGATIONS
 
 ORDER = ("none", "entropy_ratio", "learned_importance", "attention_credit", "reward_decomposition", "regrade_ablation",
          "outcome_conditional", "inverse_logprob", "entropy_masking", "entropy_weighted", "token_type", "curious",

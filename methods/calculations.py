@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from methods.values import gae, is_last_token
-from mitigations import reweighting, token_credit, uniform, written_calculations
-from plumbing.registry import require
+from mitigations import grpo, reweighting, token_credit, written_calculations
+from plumbing.files import require
 from rollout import TokenBatch, by_group, group_mean
 from tasks.text import anchors
 
@@ -23,7 +23,7 @@ def process_reward(batch: TokenBatch, process: float = 0.1) -> Tensor:
     ends, true = calculation_ends(batch)  # (B, T) each
     count, right = (by_group(batch, x).sum((1, 2)) for x in (ends, true))  # (Q,) each, in the group
     mean = (right / count.clamp(min=1))[batch.group, None]  # (B, 1)
-    return uniform(batch) + process * from_here_on(true - mean * ends)
+    return grpo(batch) + process * from_here_on(true - mean * ends)
 
 
 def calculation_ends(batch: TokenBatch) -> tuple[Tensor, Tensor]:

@@ -9,8 +9,8 @@ import math
 import torch
 from torch import Tensor
 
-from mitigations import reweighting, token_credit
-from plumbing.registry import MITIGATIONS, CreditFunction, require, required
+from mitigations import MITIGATIONS, CreditFunction, required, reweighting, token_credit
+from plumbing.files import require
 from rollout import TokenBatch
 
 

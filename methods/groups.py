@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from grpo import LOSS_NORMS
-from mitigations import token_credit, uniform
-from plumbing.registry import require
+from mitigations import grpo, token_credit
+from plumbing.files import require
 from rollout import TokenBatch, by_group, z_score
 from settings import Settings
 
@@ -52,7 +52,7 @@ def tempo(batch: TokenBatch) -> Tensor:
     after = (same * A[:, None, :, None]).sum(2) / same.sum(2).clamp(min=1)  # (Q, G, T) V_{t+1}
     before = after.roll(1, dims=2)  # (Q, G, T) V_t
     before[..., 0] = A.mean(1, keepdim=True)  # all responses share the empty prefix
-    return uniform(batch) + (after - before).view_as(batch.mask)
+    return grpo(batch) + (after - before).view_as(batch.mask)
 
 
 @token_credit
@@ -92,7 +92,7 @@ def gtpo(batch: TokenBatch, a1: float = 1.0, a2: float = 0.1, joint: bool = Fals
     paid = torch.where(up, if_right, if_wrong)  # (Q, G, T) NaN at most on padding, which z_score leaves out
     credit = z_score(paid, mask) if joint else z_score(paid, up) + z_score(paid, down)
     mixed = (right.any(1) & ~right.all(1))[..., None]  # (Q, 1, 1)
-    return torch.where(mixed, credit, by_group(batch, uniform(batch))).view_as(batch.mask)
+    return torch.where(mixed, credit, by_group(batch, grpo(batch))).view_as(batch.mask)
 
 
 @token_credit(needs=("reference",))
@@ -118,9 +118,9 @@ def by_length(mask: Tensor, s: Settings) -> Tensor:
 
     lambda-GRPO (2510.06870) has h^lambda and learns lambda, and 9 keeps h positive in its groups. Here lambda is 1.
     """
-    length = mask.sum(1).view(-1, s.answers).to(torch.float32)  # (Q, G)
+    length = mask.sum(1).view(-1, s.responses).to(torch.float32)  # (Q, G)
     z = (length - length.mean(1, keepdim=True)) / (length.std(1, correction=0, keepdim=True) + 1e-6)  # (Q, G)
-    f = s.answers * (z / 9).softmax(1)  # (Q, G) on average 1; the 1 of h cancels
+    f = s.responses * (z / 9).softmax(1)  # (Q, G) on average 1; the 1 of h cancels
     return mask * f.view(-1, 1) / mask.sum()
 
 

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from mitigations import token_credit
-from plumbing.registry import require
+from plumbing.files import require
 from rollout import TokenBatch
 
 # A token with 1 - p <= SURE gets no rollouts: its A* is set to 0. That is wrong by at most SURE * the range of rewards,

@@ -1,9 +1,11 @@
-"""What a credit function may ask about a step's responses: `batch.ask`, whose answers run the model again.
+"""What a credit function may ask about a step's responses: `batch.ask`, whose answers run the model
+again.
 
 Nothing is computed until it is asked for.
 
-Alphabet: Q puzzles, G responses to each, B = Q G responses, m of which are read, b at a time; T tokens of the longest
-response, S columns with replies, n sampled tokens, or continuations; D hidden size. `s` is the Settings.
+Alphabet: Q puzzles, G responses to each, B = Q G responses, m of which are read, b at a time; T
+tokens of the longest response, S columns with replies, n sampled tokens, or continuations; D hidden
+size. `s` is the Settings.
 
 Run it:  python train.py --mitigation vineppo
 """
@@ -14,12 +16,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from extras.turns import Prefix
+from extras.turns import interleave
+from plumbing.checks import per_token
 from plumbing.metrics import sampling_cost, tokens_in
-from plumbing.registry import per_token
+from plumbing.shared_prompts import MicroBatch, logprobs, predicting_states, read_responses, responses
 from qwen2_model import Qwen2, probabilities, wide
-from rollout import Policy, TokenBatch, generate_and_grade, group_mean, responses, seed_of
-from sampler import MicroBatch, logprobs, predicting_states, read_responses
+from rollout import Policy, TokenBatch, group_mean, respond, seed_of
+from sampler import Rules
 from settings import Settings
 
 ROWS_AT_ONCE = 768  # continuations that are sampled together
@@ -31,23 +34,27 @@ class Queries:
     def __init__(self, policy: Policy, batch: TokenBatch, s: Settings, step: int):
         self.policy, self.batch, self.s, self.step = policy.for_step(s, step, "continuations"), batch, s, step
         self.computed: dict[str, Tensor] = {}  # the answers so far
-        # What the step cost so far, for metrics.csv: tokens sampled, and tokens read without gradient.
+        # What the step cost so far, for metrics.csv: tokens sampled, and tokens read without
+        # gradient.
         self.tokens_sampled, self.tokens_read = sampling_cost(batch.prompts, batch)
 
     def once(self, name: str, compute: Callable[[], Tensor]) -> Tensor:
-        """What is computed at the first call. Each call gets a copy, so nobody can change what others read."""
+        """What is computed at the first call. Each call gets a copy, so nobody can change what
+        others read."""
         if name not in self.computed:
             self.computed[name] = compute()
         return self.computed[name].clone()
 
     @property
     def hidden(self) -> Tensor:
-        """The model's last hidden state (B, T, D) before it emits each token, in float32 or wider."""
+        """The model's last hidden state (B, T, D) before it emits each token, in float32 or
+        wider."""
         return self.once("hidden", lambda: wide(self.read(predicting_states, self.policy.model)))
 
     @property
     def attention(self) -> Tensor:
-        """Attention (B, T, T): [:, t, u] is how much the state that predicts token t attends to token u < t.
+        """Attention (B, T, T): [:, t, u] is how much the state that predicts token t attends to
+        token u < t.
 
         Of the last layer, averaged over its heads.
         """
@@ -56,7 +63,8 @@ class Queries:
 
     @torch.no_grad()
     def head(self, name: str) -> Tensor:
-        """What a head of methods/heads.py says before each token (B, T), 0 on padding: "critic" the expected reward."""
+        """What a head of methods/heads.py says before each token (B, T), 0 on padding: "critic" the
+        expected reward."""
         if name not in self.policy.heads:
             raise ValueError(f'no {name}: add needs=("{name}",) to the decorator of this credit function')
         read, duty = self.policy.heads[name].read, f"the head {name} must read numbers"
@@ -71,14 +79,16 @@ class Queries:
         return self.once("reference", lambda: self.read(logprobs, self.policy.reference))
 
     def logprob_without(self, rows: Tensor, hide: Tensor) -> Tensor:
-        """Log-probs (m, T) of the responses rows (m,) where no state attends to earlier tokens marked in hide (m, T).
-        The token right behind such a one is still predicted by its state. A response may be asked for several times."""
+        """Log-probs (m, T) of the responses rows (m,) where no state attends to earlier tokens
+        marked in hide (m, T). The token right behind such a one is still predicted by its state. A
+        response may be asked for several times."""
         if not len(rows):
             return self.batch.logprob[:0]  # (0, T)
         return self.read(logprobs_without, self.policy.model, rows, hide)
 
     def generator(self, name: str) -> torch.Generator:
-        """A new generator, seeded by --seed, step and name: every call returns one in the same state.
+        """A new generator, seeded by --seed, step and name: every call returns one in the same
+        state.
 
         (On a CPU torch uses 32 bits of the seed: enough for a run's few thousand generators.)
         """
@@ -86,19 +96,20 @@ class Queries:
 
     @torch.no_grad()
     def read(self, reader: Callable, model: Qwen2, rows: Tensor | None = None, *given: Tensor) -> Tensor:
-        """What a reader finds, (m, T, ...), in the responses rows (m,), or in all. given (m, T, ...): what it is told
-        of each token. See `read_responses` of sampler.py."""
+        """What a reader finds, (m, T, ...), in the responses rows (m,), or in all. given (m, T,
+        ...): what it is told of each token. See `read_responses` of plumbing/shared_prompts.py."""
         batch = self.batch
         rows = (torch.arange(len(batch.tokens)) if rows is None else rows).to(batch.tokens.device)
         self.tokens_read += tokens_in(batch, rows)
         return read_responses(reader, model, *responses(batch, rows), given, self.s.micro_batch)
 
     def rollout_values(self, counts: Tensor, other: bool = False) -> Tensor:
-        """The mean reward (B, T) of counts[i, t] continuations of response i from just before its token t (column 0: of
-        the prompt alone), 0 where there are none.
+        """The mean reward (B, T) of counts[i, t] continuations of response i from just before its
+        token t (column 0: of the prompt alone), 0 where there are none.
 
-        In float64, and the mean of equal rewards is that reward. A continuation has as many tokens as the limit
-        still allows. other: it begins with any token but the actual one. Prefixes of like length are sampled together.
+        In float64, and the mean of equal rewards is that reward. A continuation has as many tokens
+        as the limit still allows. other: it begins with any token but the actual one. Prefixes of
+        like length are sampled together.
         """
         counts = counts.cpu().long()  # (B, T)
         each = counts[counts > 0]  # (p,) how many continuations start at each of p places
@@ -114,29 +125,32 @@ class Queries:
         return values.to(self.batch.tokens.device)
 
     def continue_from(self, starts: Tensor, uniforms: Tensor, other: bool) -> Tensor:
-        """The reward (n,) of a continuation from each of n places, with the random numbers uniforms (n, limit).
+        """The reward (n,) of a continuation from each of n places, with the random numbers uniforms
+        (n, limit).
 
         starts (n, 2): a response, and the position of the first token that is sampled anew.
         """
-        batch, (rows, columns) = self.batch, starts.T  # (n,) each
-        prefixes = [Prefix(batch.puzzles[q], batch.prompts[q], batch.tokens[i, :t].tolist(),
-                           {column: said for column, said in batch.before[i].items() if column <= t})
-                    for (i, t), q in zip(starts.tolist(), batch.group[rows].tolist())]  # n
-        left = self.s.max_new_tokens - torch.tensor([len(prefix.response) for prefix in prefixes])  # (n,) with replies
+        batch, (rows, columns), places = self.batch, starts.T, starts.tolist()  # (n,) each; n
+        asked = batch.group[rows].tolist()
+        puzzles, prompts = [batch.puzzles[q] for q in asked], [batch.prompts[q] for q in asked]
+        begun = [batch.tokens[i, :t].tolist() for i, t in places]
+        before = [{c: said for c, said in batch.before[i].items() if c <= t} for i, t in places]
+        texts = [prompt + interleave(*read) for prompt, *read in zip(prompts, begun, before)]
+        left = self.s.max_new_tokens + torch.tensor([len(p) - len(text) for p, text in zip(prompts, texts)])
         excluded = batch.tokens[rows, columns] if other else None  # (n,)
-        samples, grades = generate_and_grade(self.policy, prefixes, uniforms[:, : left.max()], left, excluded)  # n each
-        sampled, read = sampling_cost([prefix.prompt + prefix.response for prefix in prefixes], samples)
+        found = respond(self.policy, puzzles, prompts, uniforms[:, : left.max()], Rules(left, excluded), begun, before)
+        sampled, read = sampling_cost(texts, found.samples)
         self.tokens_sampled += sampled
         self.tokens_read += read
-        return torch.tensor([grade["reward"] for grade in grades], dtype=torch.float64)
+        return torch.tensor([grade["reward"] for grade in found.grades], dtype=torch.float64)
 
 
-# ------------------------------------------------------------------------------------------- readers of one question
+# -------------------------------------------------------------------------- readers of one question
 
 
 def attention_paid(T: int, model: Qwen2, micro: MicroBatch) -> Tensor:
-    """What the state before each sampled token pays to each token of its response, (n, T), in the last layer, averaged
-    over its heads. What is paid to the prompt and to replies is left out."""
+    """What the state before each sampled token pays to each token of its response, (n, T), in the
+    last layer, averaged over its heads. What is paid to the prompt and to replies is left out."""
     last, given = model.layers[-1], []
     with last.register_forward_pre_hook(lambda _, arguments: given.extend(arguments)):  # of Layer.forward
         model.hidden(micro.inputs, micro.cache)
@@ -148,7 +162,8 @@ def attention_paid(T: int, model: Qwen2, micro: MicroBatch) -> Tensor:
 
 
 def logprobs_without(model: Qwen2, micro: MicroBatch, hide: Tensor) -> Tensor:
-    """log pi (n,) where no state attends to earlier tokens that are marked in hide (n,): see logprob_without."""
+    """log pi (n,) where no state attends to earlier tokens that are marked in hide (n,): see
+    logprob_without."""
     predicted = torch.zeros_like(micro.sampled).masked_scatter(micro.sampled, hide)  # (b, S) by the state before it
     inputs = F.pad(predicted[:, :-1], (1, 0))[:, None, None]  # (b, 1, 1, S) input s is what state s - 1 predicts
     others = ~torch.eye(inputs.shape[3], dtype=torch.bool, device=inputs.device)  # a hidden token still sees itself

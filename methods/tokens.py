@@ -5,7 +5,7 @@ Run it:  python train.py --mitigation curious --bonus 0.01
 from torch import Tensor
 
 from mitigations import reweighting, token_credit
-from plumbing.registry import require
+from plumbing.files import require
 from rollout import TokenBatch
 
 

@@ -12,8 +12,8 @@ from methods.calculations import from_here_on
 from methods.controls import another, needs_of
 from methods.values import segment_credit
 from mitigations import token_credit
+from plumbing.files import require
 from plumbing.metrics import turn_of
-from plumbing.registry import require
 from rollout import TokenBatch, by_group
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mitigations import reweighting, token_credit
-from plumbing.registry import require
+from plumbing.files import require
 from rollout import TokenBatch, by_group, group_mean, z_score
 
 # ---------------------------------------------------------------------------------------------------- by a critic

@@ -17,11 +17,11 @@ from typing import Any, Iterator
 
 import torch
 
-from extras.turns import decode
 from plumbing.launch import check_lengths, with_model
 from plumbing.progress import one_sentence, place
 from plumbing.task_file import load_heldout
-from rollout import Policy, draw_uniforms, generate_and_grade, prompted
+from rollout import Policy, draw_uniforms, respond
+from sampler import Rules
 from settings import Settings
 from start import load_policy, parse_flags
 
@@ -56,11 +56,10 @@ def read_puzzle(task: ModuleType, line: str) -> Any:
 def answer(policy: Policy, puzzle: Any, s: Settings, turn: int) -> str:
     """The model's response, shaded, and its grade. turn: the random numbers differ with it."""
     uniforms = draw_uniforms(s.seed, f"talk {turn}", 1, 1, s.max_new_tokens)  # (1, T)
-    samples, (grade,) = generate_and_grade(policy, prompted(policy, [puzzle]), uniforms, greedy=s.eval_greedy)
-    mask = samples.mask[0]
-    text, spans, _ = decode(policy, samples.tokens[0, mask].tolist(), samples.before[0])
+    samples, (text,), (spans,), (grade,) = respond(policy, [puzzle], [policy.prompt(puzzle)], uniforms,
+                                                   Rules(greedy=s.eval_greedy))
     shown, done = "", 0
-    for (start, stop), p in zip(spans, samples.logprob[0, mask].exp().tolist()):
+    for (start, stop), p in zip(spans, samples.logprob[0, samples.mask[0]].exp().tolist()):
         shown += text[done:start] + shade(text[max(done, start) : stop], p)  # between tokens: what the task replied
         done = max(done, stop)
     return f"{shown}\n{'right' if grade['answer'] else 'wrong'}, reward {grade['reward']:g}"

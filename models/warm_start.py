@@ -40,7 +40,7 @@ from plumbing.run_folder import copy_tokenizer
 from plumbing.task_file import check_data, load_task
 from plumbing.tokenizer import Tokenizer
 from qwen2_model import Qwen2, parse_config
-from rollout import EVALUATION, Policy, TokenBatch, draw_uniforms, generate_and_grade, prompted, token_batch
+from rollout import EVALUATION, Policy, TokenBatch, decode_and_grade, draw_uniforms, respond, token_batch
 from sampler import Samples
 from settings import Settings
 from start import load_policy, save_policy
@@ -52,7 +52,7 @@ BATCH, LR = 32, 3e-3
 CHECK = 20  # steps of a pretrained model between measurements of held-out success
 # CISPO's objective, with the ratio 1 of old log-probs from the update's own pass, is credit * log p: with credit 1 it
 # is minus the cross-entropy.
-TUNING = {"lr": 1e-4, "questions": 8, "answers": 8, "loss": "cispo", "old_logprob": "update", "dtype": "bfloat16",
+TUNING = {"lr": 1e-4, "questions": 8, "responses": 8, "loss": "cispo", "old_logprob": "update", "dtype": "bfloat16",
           "max_new_tokens": 256}
 CONFIG = {
     "model_type": "qwen2", "hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 4,
@@ -103,7 +103,7 @@ def written(task: ModuleType, puzzle: Any, rng: np.random.Generator, known: floa
         turns = text
         said = ["".join(task.reply(text[:i], puzzle, False)) for i in range(1, len(text))]
         text = "".join(map("".join, zip(text, [*said, ""])))
-    return text, Policy(None, None, task).grade(text, puzzle, turns)
+    return text, Policy(None, None, task).grade(text, puzzle, *[turns] * hasattr(task, "reply"))
 
 
 def whole(policy: Policy, puzzle: Any, response: list[int]) -> tuple[list[int], list[bool]]:
@@ -157,15 +157,16 @@ def imitate(model: Qwen2, data: Iterator[tuple[Tensor, Tensor]], steps: int) -> 
 
 
 def demonstrations(policy: Policy, puzzles: list, rng: np.random.Generator, s: Settings) -> TokenBatch:
-    """A batch whose responses the task wrote: s.answers demonstrations of each puzzle, of the schedule's first part."""
-    asked = [puzzle for puzzle in puzzles for _ in range(s.answers)]  # B
+    """A batch whose responses the task wrote: s.responses demonstrations of each puzzle, of the schedule's first part."""
+    asked = [puzzle for puzzle in puzzles for _ in range(s.responses)]  # B
     responses = [demonstration(policy, puzzle, rng, policy.task.KNOWN[0]) for puzzle in asked]
     before = tuple(replies(policy, puzzle, row[:-1]) for puzzle, row in zip(asked, responses))
     rows = [torch.tensor(row, device=s.device) for row in responses]
     tokens, mask = (pad_sequence(x, batch_first=True) for x in (rows, [row >= 0 for row in rows]))  # (B, T) each
     unknown, ended = torch.zeros(mask.shape, device=s.device), mask.any(1)  # (B, T) what sampling records, (B,)
     samples = Samples(tokens, mask, unknown, unknown, unknown, ended, before)
-    return token_batch(policy, prompted(policy, puzzles), samples, s, 0)
+    prompts = [policy.prompt(puzzle) for puzzle in puzzles]
+    return token_batch(policy, puzzles, prompts, decode_and_grade(policy, puzzles, samples), s)
 
 
 def tune(policy: Policy, puzzles: list, steps: int, until: float, s: Settings) -> None:
@@ -204,10 +205,10 @@ def report(folder: Path, task: ModuleType, count: int = 1024) -> None:
     for part, name in (("train", "seen"), ("heldout", "held out")):
         puzzles = task.load(part, count)
         uniforms = draw_uniforms(0, EVALUATION, len(puzzles), 1, Settings.max_new_tokens)
-        samples, grades = generate_and_grade(policy, prompted(policy, puzzles), uniforms)
-        success, format = (np.array([grade[name] for grade in grades]) for name in ("answer", "format"))
+        graded = respond(policy, puzzles, [policy.prompt(puzzle) for puzzle in puzzles], uniforms)
+        success, format = (np.array([grade[name] for grade in graded.grades]) for name in ("answer", "format"))
         best = evaluate(policy, puzzles[:256], 8, Settings()).max(1)
-        length = samples.mask.sum(1).float().mean()
+        length = graded.samples.mask.sum(1).float().mean()
         print(f"| {name} | {len(puzzles):,} | {share_text(success.mean(), standard_error(success), '.1%')} "
               f"| {share_text(best.mean(), standard_error(best), '.1%')} | {format.mean():.1%} | {length:.1f} |",
               flush=True)

@@ -43,13 +43,15 @@ class Decoder:
         keys[:, :, past:], values[:, :, past:] = k, v
         return keys, values
 
-    def keep(self, running: Tensor) -> Tensor:
-        """Drop the rows where running (R,) is False. Returns the old index (count,) of each that stays.
+    def keep(self, running: Tensor, *values: Tensor) -> list[Tensor]:
+        """Drop the rows where running (R,) is False. Returns what values (R,) have of the others, in their new places.
 
         Few rows are copied: of the first `count` places, those whose row ended are gaps, and as many running rows lie
         beyond `count`; the k-th gap takes the k-th of them. Running 1 0 1 1 0: row 3 moves into gap 1, order 0 3 2.
         """
         count, C, cache = int(running.sum()), self.position.shape[1], self.cache
+        if count == len(running):
+            return list(values)
         order = torch.arange(count, device=running.device)  # (count,) the old index of the row in each place
         gaps = (~running[:count]).nonzero()[:, 0]
         order[gaps] = running[count:].nonzero()[:, 0] + count
@@ -57,7 +59,7 @@ class Decoder:
             x[gaps, :, :C] = x[order[gaps], :, :C]
         cache.keys, cache.values = [x[:count] for x in cache.keys], [x[:count] for x in cache.values]
         cache.position, cache.length = cache.position[order], cache.length[order]
-        return order
+        return [x[order] for x in values]
 
 
 class GraphDecoder(Decoder):
@@ -93,11 +95,10 @@ class GraphDecoder(Decoder):
         self.graph.replay()
         return self.output[self.rows, 0]
 
-    def keep(self, running: Tensor) -> Tensor:
+    def keep(self, running: Tensor, *values: Tensor) -> list[Tensor]:
         """The other rows stay where they are, and are no longer looked at."""
-        order = running.nonzero()[:, 0]  # (count,)
-        self.rows = self.rows[order]
-        return order
+        self.rows = self.rows[running]
+        return [x[running] for x in values]
 
     def advance(self, S: int) -> Tensor:
         own = self.cache.length[:, None].clone()  # (B, 1)

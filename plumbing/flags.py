@@ -11,16 +11,17 @@ from typing import Any, Callable, NamedTuple
 
 import torch
 
+from plumbing.checks import check_parameters
 from plumbing.files import check_fields, read_json, require
 from plumbing.progress import fail
-from plumbing.runs import FREE, PATHS, read_config
+from plumbing.runs import FREE, OLD_NAMES, PATHS, read_config, renamed
 from settings import Settings
 
 OTHERS = {"resume": Path, "config": Path, "on_step": str}  # flags that are no settings of a run, see train.py
 
 # What TRL and verl call our flags, as docs/trl.md has it; last, what has no equal here.
 ELSEWHERE = {
-    "--answers": "num_generations rollout.n", "--questions times --answers": "generation_batch_size",
+    "--responses": "num_generations rollout.n", "--questions times --responses": "generation_batch_size",
     "--questions": "train_batch_size", "--updates_per_batch": "num_iterations ppo_epochs",
     "--max_new_tokens": "max_completion_length max_response_length", "--lr": "learning_rate",
     "--linear_decay": "lr_scheduler_type", "--steps": "max_steps", "--out": "output_dir",
@@ -79,6 +80,7 @@ def words_of(file: Path, config: dict, words: list[str], defaults: Settings) -> 
     """The flags that a config.json stands for. words: flags given beside it, which go before it; another --mitigation
     among them takes none of its hyper-parameters."""
     values, mitigation = config["settings"], config["settings"].get("mitigation", defaults.mitigation)
+    values = renamed(values)
     if unknown := sorted(values.keys() - vars(defaults).keys()):
         fail(f"{file} has a setting {unknown[0]}, which this version of train.py does not have: take the one that "
              "wrote it or, for a new run, remove it")
@@ -112,14 +114,14 @@ def parse_with(parser: ArgumentParser, arguments: list[str], defaults: Settings,
                choices: dict[str, tuple]) -> Arguments:
     """Add the flags of `defaults`, a dataclass instance, and of the credit function that --mitigation names, and parse.
     methods: the credit functions by name. choices: the legal values of some flags."""
-    chosen = chosen_method(arguments, defaults.mitigation)
+    chosen, arguments = chosen_method(arguments, defaults.mitigation), [*map(present_name, arguments)]
     if chosen not in methods:
         near = ", ".join(difflib.get_close_matches(chosen, methods, cutoff=0.0))
         if chosen.lower() in choices.get("advantage", ()):  # GRPO, RLOO
             near = f"--mitigation none --advantage {chosen.lower()}"
         fail(f"there is no credit function {chosen}: did you mean {near}? --help lists them all")
     method, helps = methods[chosen], comments(type(defaults))
-    method.check_parameters()
+    check_parameters(method)
     if taken := method.parameters.keys() & {"help", *OTHERS, *helps}:
         fail(f"{chosen} has a keyword argument named {min(taken)}, but there is a flag of that name: rename it")
     helps |= dict.fromkeys(method.parameters, f"of {chosen}")
@@ -135,6 +137,12 @@ def parse_with(parser: ArgumentParser, arguments: list[str], defaults: Settings,
                       {name: getattr(known, name) for name in method.parameters})
     check_method_flags(method, found, defaults)
     return found
+
+
+def present_name(word: str) -> str:
+    """A word of the command line, whose flag has its present name."""
+    flag, equals, value = word.partition("=")
+    return f"--{OLD_NAMES[flag[2:]]}{equals}{value}" if flag[2:] in OLD_NAMES else word
 
 
 def hint_of(word: str, flags: list[str]) -> str:

@@ -14,9 +14,9 @@ from typing import Any, Callable, Iterable, Iterator
 import numpy as np
 import torch
 
+from plumbing.files import require
 from plumbing.flags import check_range
 from plumbing.progress import follow
-from plumbing.registry import require
 from plumbing.runs import PATHS
 from plumbing.task_file import load_task
 from settings import Settings
@@ -33,7 +33,7 @@ def check(s: Settings) -> None:
     size = os.environ.get("WORLD_SIZE", "1")  # which torchrun and accelerate set
     require(size == "1", f"train.py trains in one process, but WORLD_SIZE is {size}: start it with WORLD_SIZE=1 "
             "python, or take your function to TRL or verl, which train in several, see docs/trl.md")
-    check_range(s, ("questions", "answers", "max_new_tokens", "updates_per_batch", "micro_batch", "eval_problems"),
+    check_range(s, ("questions", "responses", "max_new_tokens", "updates_per_batch", "micro_batch", "eval_problems"),
                 lowest=1)
     check_range(s, ("steps", "seed", "lr", "weight_decay", "kl", "shaping_beta", "clip_high", "eval_every",
                     "checkpoint_every", "state_every", "warmup_steps", "pass_at", "lora_rank"), lowest=0)
@@ -41,12 +41,12 @@ def check(s: Settings) -> None:
     check_range(s, ("max_grad_norm", "temperature", "lora_alpha"), lowest=1e-6)
     require(s.warmup_steps <= s.steps or not s.steps,
             f"--warmup_steps {s.warmup_steps} must be at most --steps {s.steps}")
-    require(max(s.questions * s.answers, s.max_new_tokens) <= 2**16,  # the credit log numbers them with 16 bits
-            "--questions times --answers, and --max_new_tokens, must be at most 65,536")
+    require(max(s.questions * s.responses, s.max_new_tokens) <= 2**16,  # the credit log numbers them with 16 bits
+            "--questions times --responses, and --max_new_tokens, must be at most 65,536")
     require(s.shaping == "none" or s.advantage not in ("maxrl", "gdpo"), f"--advantage {s.advantage} compares "
             f"{'success alone' if s.advantage == 'maxrl' else 'the parts of the reward'}: it takes no --shaping")
     require(s.reward == "graded" or s.advantage != "gdpo", "--advantage gdpo compares parts, which a coin has not")
-    require(s.answers > 1 or not s.steps, "--answers 1 leaves no group to compare with: ask for 2 or more")
+    require(s.responses > 1 or not s.steps, "--responses 1 leaves no group to compare with: ask for 2 or more")
 
 
 def with_model(s: Settings) -> Settings:
@@ -157,10 +157,10 @@ def check_lengths(policy: Any, puzzles: list, s: Settings) -> None:
             f"{s.max_new_tokens} exceed the model's limit of {limit} tokens: lower --max_new_tokens")
 
 
-def responses_that_fit(policy: Any, puzzles: list, s: Settings) -> int:
+def responses_that_fit(policy: Any, prompts: list[list[int]], s: Settings) -> int:
     """How many responses to sample at once while evaluating: at least as many as a training step does."""
     c, itemsize = policy.model.config, policy.model.dtype.itemsize
-    columns = max(len(policy.prompt(puzzle)) for puzzle in puzzles) + s.max_new_tokens
+    columns = max(map(len, prompts)) + s.max_new_tokens
     column_bytes = 2 * c.num_hidden_layers * c.num_key_value_heads * c.head_dim * itemsize  # 2: key, value
     size = EVALUATION_BYTES * (8 if policy.model.output_weight.is_cuda else 1)
-    return max(s.questions * s.answers, size // (columns * column_bytes))
+    return max(s.questions * s.responses, size // (columns * column_bytes))

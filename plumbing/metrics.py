@@ -17,6 +17,7 @@ from torch import Tensor
 from plumbing.compute import distinct_texts
 from plumbing.files import checksum, replace_file, require
 from plumbing.progress import clock
+from settings import Settings
 from tasks.text import ROLES
 
 COLUMNS = ["step", "reward", "success", "format", "length", "truncated", "entropy", "grad_norm",
@@ -126,45 +127,57 @@ def share_text(share: float, error: float, form: str) -> str:
     return "" if math.isnan(share) else f"{share:{form}}" + interval * (not math.isnan(low))
 
 
-@torch.no_grad()
-def token_sums(batch: Any, rows: Tensor, logprob: Tensor, loss: Tensor, stopped: Tensor,
-               columns: dict[Any, Tensor]) -> dict[Any, Tensor]:
-    """What `update_columns` is made of: sums over the tokens of a micro-batch's rows (b,), of (b, T) each. columns:
-    kl, and those of the loss."""
-    mask, role, change = batch.mask[rows], batch.role[rows], logprob - batch.logprob[rows]  # (b, T) each
-    facts = columns | {"tokens": mask, "loss": loss, "stopped": stopped, "error": change.abs(),
-                       "spread": change.square()}
-    for i, name in enumerate(ROLES):
-        facts |= {f"tokens_{name}": role == i, f"stopped_{name}": (role == i) * stopped}
-    return {name: torch.where(mask, fact, 0).double().sum() for name, fact in facts.items()}
+class UpdateColumns:
+    """What metrics.csv is told of the updates on a batch: sums over the tokens of each."""
+
+    def __init__(self, batch: Any, used: Tensor, s: Settings):
+        """used (m,): the responses that are read in every update."""
+        self.batch, self.sums, self.updates = batch, Counter(), []
+        self.read = tokens_in(batch, used, alone=s.reading == "plain")
+
+    @torch.no_grad()
+    def add(self, rows: Tensor, logprob: Tensor, loss: Tensor, stopped: Tensor, columns: dict[Any, Tensor]) -> None:
+        """Count a micro-batch: its rows (b,), and (b, T) of each other. columns: kl, and those of the loss."""
+        batch, mask = self.batch, self.batch.mask[rows]  # (b, T)
+        role, change = batch.role[rows], logprob - batch.logprob[rows]  # (b, T) each
+        facts = columns | {"tokens": mask, "loss": loss, "stopped": stopped, "error": change.abs(),
+                           "spread": change.square()}
+        for i, name in enumerate(ROLES):
+            facts |= {f"tokens_{name}": role == i, f"stopped_{name}": (role == i) * stopped}
+        self.sums.update({name: torch.where(mask, fact, 0).double().sum() for name, fact in facts.items()})  # adds
+
+    def step(self, grad_norm: float) -> None:
+        """An update is over; its gradient had this norm."""
+        self.updates.append(Counter({name: float(x) for name, x in self.sums.items()} | {"grad_norm": grad_norm}))
+        self.sums.clear()
+
+    def columns(self, learned: dict[str, dict | None]) -> dict[str, float | None]:
+        """The columns: means over the tokens, None where there was no token; and those of `learn` of heads, by name.
+        ratio_error is of the first update: the model is still the one that sampled, so anything but rounding means that
+        sampler and update disagree. ratio_spread is of the last one, if not the first."""
+        first, last, total, n = self.updates[0], self.updates[-1], Counter(), len(self.updates)
+        for sums in self.updates:
+            total.update(sums)
+        N, tokens = first["tokens"], total["tokens"]  # each update has N tokens
+        row = {"loss": total["loss"] / n, "grad_norm": total["grad_norm"] / n,
+               "clip_fraction": share(total["stopped"], tokens),
+               **{f"clip_{role}": share(total[f"stopped_{role}"], total[f"tokens_{role}"]) for role in ROLES},
+               "ratio_error": share(first["error"], N),
+               "ratio_spread": share(last["spread"], N) ** 0.5 if tokens > N else None,
+               "kl": share(total["kl"], tokens) if "kl" in total else None, "tokens_updated": n * self.read}
+        add_columns(row, {name[1]: share(total[name], tokens) for name in total if isinstance(name, tuple)}, "the loss")
+        for name, columns in learned.items():
+            add_columns(row, columns, owner=f"learn of the head {name}")
+        return row
 
 
-def tokens_in(batch: Any, rows: Tensor) -> int:
-    """How many tokens are read with some responses, rows (b,): with their replies, and each of their prompts once."""
-    prompts = sum(len(batch.prompts[q]) for q in set(batch.group[rows].tolist()))
+def tokens_in(batch: Any, rows: Tensor, alone: bool = False) -> int:
+    """How many tokens are read with some responses, rows (b,): with their replies, and each of their prompts once, or
+    for each response alone."""
+    asked = batch.group[rows].tolist()
+    prompts = sum(len(batch.prompts[q]) for q in (asked if alone else {*asked}))
     replies = sum(len(said) for i in rows.tolist() for said in batch.before[i].values())
     return prompts + int(batch.mask[rows].sum()) + replies
-
-
-def update_columns(updates: list[tuple[dict, float]], learned: dict[str, dict | None]) -> dict[str, float | None]:
-    """Columns of metrics.csv from each update's sums and gradient norm: means over the tokens, None
-    where there was no token; and those of `learn` of heads, by name. ratio_error is of the first update: the model is
-    still the one that sampled, so anything but rounding means that sampler and update disagree. ratio_spread is of the
-    last one, if not the first."""
-    each, total = [Counter({name: float(x) for name, x in sums.items()}) for sums, _ in updates], Counter()
-    for sums in each:
-        total.update(sums)
-    N, tokens = each[0]["tokens"], total["tokens"]  # each update has N tokens
-    row = {"loss": total["loss"] / len(each), "grad_norm": sum(norm for _, norm in updates) / len(each),
-           "clip_fraction": share(total["stopped"], tokens),
-           **{f"clip_{role}": share(total[f"stopped_{role}"], total[f"tokens_{role}"]) for role in ROLES},
-           "ratio_error": share(each[0]["error"], N),
-           "ratio_spread": share(each[-1]["spread"], N) ** 0.5 if tokens > N else None,
-           "kl": share(total["kl"], tokens) if "kl" in total else None, "tokens_updated": round(total["read"])}
-    add_columns(row, {name[1]: share(total[name], tokens) for name in total if isinstance(name, tuple)}, "the loss")
-    for name, columns in learned.items():
-        add_columns(row, columns, owner=f"learn of the head {name}")
-    return row
 
 
 def sampling_cost(texts: Sequence[list[int]], samples: Any) -> tuple[int, int]:

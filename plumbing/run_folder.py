@@ -27,7 +27,7 @@ from plumbing.launch import MODELS
 from plumbing.metrics import COLUMNS, own_columns, write_credit_log
 from plumbing.model_folder import files_beside
 from plumbing.progress import command_line
-from plumbing.runs import FREE, PATHS, read_config, read_credit, read_metrics
+from plumbing.runs import FREE, PATHS, read_config, read_credit, read_metrics, renamed
 from plumbing.stop import Stop
 from settings import Settings
 
@@ -265,7 +265,7 @@ def check_same(run: Path, state: dict, asked: dict, inputs: dict) -> None:
     require(done <= steps, f"{run} already has {done} steps, more than --steps {steps}")
     require(read_json(run / "final.json", missing={}).get("step") != steps, f"{run} has finished its {steps} steps: "
             + ("start a new run" if falls else "pass a larger --steps to continue it"))
-    before = state.get("settings", config["settings"])
+    before = renamed(state.get("settings", config["settings"]))
     require(not falls or steps == before["steps"], f"with --linear_decay the learning rate of {run} depends on its "
             f"{before['steps']} steps: resume it without --steps, or start a new run")
     for name in before.keys() - {*FREE}:  # an older version has fewer

@@ -147,7 +147,7 @@ def make_batch(lengths, advantages, groups=None, **fields) -> TokenBatch:
         success=torch.zeros(B),
         format=torch.ones(B),
         grades={},
-        weights={"answer": 1.0, "format": 0.1},
+        parts={"answer": 1.0, "format": 0.1},
         ended=torch.ones(B, dtype=torch.bool),
         before=({},) * B,
         group=torch.tensor(groups or [0] * B),

@@ -29,7 +29,7 @@ METHODS = {"none": ["--updates_per_batch", "2"],
                    "--eval_greedy"],
            "vineppo": ["--k", "2"],
            "learned_importance": ["--reward", "random"]}
-FLAGS = ("--steps 12 --questions 2 --answers 3 --eval_problems 4 --max_new_tokens 40 --eval_every 5 --state_every 3 "
+FLAGS = ("--steps 12 --questions 2 --responses 3 --eval_problems 4 --max_new_tokens 40 --eval_every 5 --state_every 3 "
          "--checkpoint_every 4 --out run").split()
 PROCESSES = multiprocessing.get_context("forkserver")  # which imports torch once, and is copied for each process
 PROCESSES.set_forkserver_preload(["train"])

@@ -11,6 +11,7 @@ import torch
 
 import grpo
 import methods  # noqa: F401  completes LOSS_NORMS
+from extras.lora import add_adapters
 from plumbing import compute
 from plumbing.optimizer import Optimizer
 from qwen2_model import Qwen2, parse_config
@@ -39,7 +40,7 @@ def check_advantages(estimator, reward, G):
     """Advantages of rewards (B,) in groups of G: within 1e-6 of the group's largest, and so exactly 0 where that is."""
     success = reward.flip(0)  # in other groups
     batch = make_batch([1] * len(reward), [0.0] * len(reward), [i // G for i in range(len(reward))], reward=reward,
-                       success=success, grades={"a": reward, "b": success}, weights={"a": 2.0, "b": -0.5})
+                       success=success, grades={"a": reward, "b": success}, parts={"a": 2.0, "b": -0.5})
     r, s = ([Fraction(x) for x in values.tolist()] for values in (reward, success))
     found, groups = grpo.compare(batch, estimator), [slice(q, q + G) for q in range(0, len(r), G)]
     assert found.dtype == batch.logprob.dtype == torch.float32
@@ -73,7 +74,7 @@ def test_equal_rewards_have_no_advantage_unless_what_is_compared_differs(estimat
     """Parts that add up to the same reward differ, and so do successes: of these maxrl and gdpo make advantages."""
     first = torch.tensor(parts, dtype=torch.float64)  # (4,)
     reward = torch.full((4,), 1.1, dtype=torch.float64)
-    batch = make_batch([1] * 4, [0.0] * 4, reward=reward, success=first.float(), weights={"a": 1.0, "b": 0.5},
+    batch = make_batch([1] * 4, [0.0] * 4, reward=reward, success=first.float(), parts={"a": 1.0, "b": 0.5},
                        grades={"a": first, "b": 2 * (reward - first)})
     assert grpo.compare(batch, estimator).any() == (estimator in ("maxrl", "gdpo") and len({*parts}) > 1)
 
@@ -175,7 +176,7 @@ def test_shares_of_the_loss_by_hand(name):
         expected += {"token": [1 / 17] * 3, "sequence": [1 / (6 * L) for L in lengths], "constant": [1 / (6 * 9)] * 3,
                      "lambda": [3 * x / sum(f) / 17 for x in f]}[name]
     mask = make_batch(sum(groups, []), [0.0] * 6).mask
-    share = grpo.LOSS_NORMS[name](mask, Settings(answers=3, max_new_tokens=9))  # (6, 5)
+    share = grpo.LOSS_NORMS[name](mask, Settings(responses=3, max_new_tokens=9))  # (6, 5)
     torch.testing.assert_close(share, torch.tensor(expected)[:, None] * mask)
 
 
@@ -220,12 +221,13 @@ def take_update(model, batch, credit, **options):
     return grpo.update(Policy(model, None, None), optimizer, batch, credit, Settings(max_new_tokens=9, **options))
 
 
+@pytest.mark.parametrize("reading", grpo.READINGS)
 @pytest.mark.parametrize("architecture, tied, checkpointed, temperature, kl, unbiased, micro_batch", [
     ("qwen2", True, False, 1.0, 0.0, False, 3), ("qwen2", True, False, 1.0, 0.3, True, 1),
     ("qwen3", False, True, 0.7, 0.5, False, 3), ("qwen3", False, True, 0.7, 0.0, False, 99),
     ("llama", False, False, 0.7, 0.3, True, 99), ("llama", False, False, 0.7, 0.5, False, 1)])
 def test_two_updates_equal_plain_autograd(architecture, tied, checkpointed, temperature, kl, unbiased, micro_batch,
-                                          exact, monkeypatch):
+                                          reading, exact, monkeypatch):
     """Guards against a gradient lost, doubled or not clipped, across prompts, micro-batches, layers and updates, the
     share of another response, a prompt that is read for nobody, and a temperature that the update does not know."""
     ours = tiny(architecture, tied)
@@ -236,7 +238,8 @@ def test_two_updates_equal_plain_autograd(architecture, tied, checkpointed, temp
     batch.ask.reference_logprob = plainly(reference, batch)
     batch.role = batch.tokens % 2
     used = batch.mask & ((credit != 0).any(1, keepdim=True) | (kl > 0))  # (B, T)
-    prompts_read = {g for g, row in zip(GROUPS, used) if row.any()}
+    prompts_read = [g for g, row in zip(GROUPS, used) if row.any()]
+    prompts_read = prompts_read if reading == "plain" else {*prompts_read}
     found, norms = [], []
     for _ in range(2):
         theirs.zero_grad()
@@ -251,7 +254,7 @@ def test_two_updates_equal_plain_autograd(architecture, tied, checkpointed, temp
     monkeypatch.setattr(compute, "PROBABILITIES_KEPT", (micro_batch != 3) * 2**25)  # 0: none
     row = take_update(ours, batch, credit, kl=kl, kl_gradient="unbiased" if unbiased else "k3", clip_low=0.1,
                       clip_high=0.3, updates_per_batch=2, max_grad_norm=0.05, micro_batch=micro_batch,
-                      loss_norm="sequence")
+                      loss_norm="sequence", reading=reading)
     for (name, got), expected in zip(ours.named_parameters(), theirs.parameters()):
         assert expected.grad.abs().max() > 1e-4, name
         torch.testing.assert_close(got.grad, expected.grad, atol=1e-10, rtol=0, msg=name)
@@ -266,6 +269,22 @@ def test_two_updates_equal_plain_autograd(architecture, tied, checkpointed, temp
         "kl": divergence.mean().item() if kl else None,
         "tokens_updated": 2 * (used.sum().item() + sum(len(PROMPTS[g]) for g in prompts_read))}, abs=1e-10)
     assert 0 < row["clip_fraction"] < 1 and filler != reasoning
+
+
+@pytest.mark.parametrize("loss", grpo.LOSSES)
+@pytest.mark.parametrize("lora", [False, True])
+def test_both_readings_are_one_update(loss, lora, exact):
+    """Guards against a prompt, a clip or an adapter that only one of them knows."""
+    models, rows = {reading: tiny(tied=not lora) for reading in grpo.READINGS}, []
+    for reading, model in models.items():
+        batch, credit = step_by_hand(model)
+        if lora:
+            add_adapters(model, 2, 4.0, 0)
+        rows.append(take_update(model, batch, credit, reading=reading, loss=loss, updates_per_batch=3, micro_batch=3))
+    for (name, p), q in zip(models["shared"].named_parameters(), models["plain"].parameters()):
+        torch.testing.assert_close(p, q, atol=1e-10, rtol=0, msg=name)
+    assert rows[0].pop("tokens_updated") < rows[1].pop("tokens_updated")
+    assert rows[0] == pytest.approx(rows[1], abs=1e-10) and rows[0]["ratio_spread"] > 0.01
 
 
 def test_an_update_reads_no_row_without_credit_and_no_prompt_for_each_part(passes, exact):

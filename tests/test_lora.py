@@ -28,7 +28,7 @@ from tests.test_train import puzzles_once, run  # noqa: F401  a fixture
 
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 RANK, ALPHA = 3, 5.0
-TINY = "--questions 2 --answers 3 --max_new_tokens 12 --eval_problems 2 --pass_at 0 --lr 1e-3 --lora_rank 4".split()
+TINY = "--questions 2 --responses 3 --max_new_tokens 12 --eval_problems 2 --pass_at 0 --lr 1e-3 --lora_rank 4".split()
 
 
 def of_peft(family, folder, targets=TARGETS, trained="lora_B", tied=False, **options):
@@ -218,7 +218,7 @@ def trained(tmp_path_factory):
 
 def test_the_reference_shares_the_base_and_keeps_the_adapters_it_began_with(trained):
     """Guards against a second copy of the base, and a reference that learns, or lacks the adapters it was given."""
-    s = Settings(kl=0.1, lora_rank=4, max_new_tokens=12, questions=2, answers=3, reward="random", lr=0.01,
+    s = Settings(kl=0.1, lora_rank=4, max_new_tokens=12, questions=2, responses=3, reward="random", lr=0.01,
                  adapter=str(trained / "adapter"))
     policy, puzzles = start.load_policy(s), countdown_task.load("train", 2)
     optimizer = Optimizer(policy.model, s.lr)

@@ -26,10 +26,19 @@ from methods.oracle import oracle
 from methods.queries import Queries
 from methods.tokens import curious
 from methods.values import ppo, vineppo
-from mitigations import (attention_credit, regrade_ablation, reward_decomposition, reweight, reweighting, token_credit,
-                         uniform)
+from mitigations import (
+    CreditFunction,
+    attention_credit,
+    grpo,
+    regrade_ablation,
+    required,
+    reward_decomposition,
+    reweight,
+    reweighting,
+    token_credit,
+)
+from plumbing.checks import check_parameters, check_pure
 from plumbing.launch import lacking
-from plumbing.registry import CreditFunction, check_pure, required
 from rollout import rollout, z_score
 from settings import Settings
 from start import load_policy
@@ -63,7 +72,7 @@ def normalized(values):
 def registry(monkeypatch):
     """A copy of MITIGATIONS, so that a test may register functions."""
     copy = dict(MITIGATIONS)
-    monkeypatch.setattr("plumbing.registry.MITIGATIONS", copy)
+    monkeypatch.setattr("mitigations.MITIGATIONS", copy)
     return copy
 
 
@@ -78,19 +87,19 @@ def test_a_decorated_function_is_registered_with_its_signature_and_docstring(reg
 
     @token_credit(from_advantage=True, needs=("critic", "reference"))
     def half(batch, *, share=0.5):
-        return share * uniform(batch)
+        return share * grpo(batch)
 
     method, batch = reweighting(early), make_batch([3, 2], [11.0, -3.0])
-    assert method == CreditFunction("early", early, reweight, from_advantage=True, needs=())
+    assert method == CreditFunction("early", early, True, from_advantage=True, needs=())
     assert method.parameters == {"power": 1.0}
     assert method.summary == "credit = A / position^power: reward what comes early."
     check(method(batch), [[18, 9, 6], [-4, -2]])  # 1, 1/2, 1/3 rescaled to mean 1
     check(method(batch, power=0.0), [[11, 11, 11], [-3, -3]])
-    assert half == CreditFunction("half", half.function, None, True, ("critic", "reference"))
+    assert half == CreditFunction("half", half.function, False, True, ("critic", "reference"))
     assert half.summary == "no docstring yet"
     check(half(batch), [[5.5] * 3, [-1.5] * 2])
     for function, message in ((MITIGATIONS["ppo"].function, "two credit functions named ppo"),
-                              (uniform, "decorate a function made by def, once")):
+                              (grpo, "decorate a function made by def, once")):
         with pytest.raises(ValueError, match=message):
             reweighting(function)
     assert registry == MITIGATIONS | {"early": method, "half": half}
@@ -127,7 +136,7 @@ def test_a_wrong_function_is_one_sentence(problem, decorator, function, registry
     the log that replaces another or is not finite in float32, and a method that silently gets no critic."""
     method, batch = decorator(function), make_batch([3, 3], [1.0, 1.0])
     with pytest.raises(ValueError, match=rf"^{function.__name__}:? {re.escape(problem)}"):
-        method.check_parameters()
+        check_parameters(method)
         required(method.name, {})
         check_pure(method.name, batch, lambda: method(batch))
 
@@ -209,7 +218,7 @@ def sampled():
     found = {}
     for name, task, games, length in (("latin", None, 2, 20), ("math", None, 2, 20), ("guess", GAME, 4, 40),
                                       ("silent", SILENT, 4, 24)):
-        s = Settings(task="guess" if task else name, answers=4, max_new_tokens=length)
+        s = Settings(task="guess" if task else name, responses=4, max_new_tokens=length)
         policy = load_policy(s, task, (*HEADS, "reference"))
         batch = rollout(policy, policy.task.load("train", games), s, step=1)
         batch.ask, batch.advantage = Queries(policy, batch, s, 1), compare(batch, "rloo")
@@ -228,7 +237,7 @@ def test_credit_is_finite_and_ignores_padding_in_every_task(method, written, sam
     """Guards against an undocumented method, 0 / 0 where a token is certain, padding that counts, an unseeded random
     number, Countdown or a single turn in a credit function, and one that is refused where nothing lacks."""
     assert re.fullmatch(r"credit = [^:]+: [^:]+\.", method.summary) or method.name not in BUILT_IN
-    method.check_parameters()
+    check_parameters(method)
     for batch in (written, *extremes(written), *sampled.values()):
         needs = required(method.name, {})
         if lacking(needs, batch.task, HEADS):

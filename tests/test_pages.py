@@ -136,7 +136,7 @@ def test_the_trackers_of_the_page_get_the_rows_of_the_run(run_program, tmp_path,
     both = "def both(row):\n    tensorboard(row)\n    wandb_row(row)\n"
     (tmp_path / "tracking.py").write_text("\n".join([*(c for c in codes if "tensorboard" in c or "wandb" in c), both]))
     monkeypatch.syspath_prepend(tmp_path)
-    flags = "--steps 2 --questions 2 --answers 2 --max_new_tokens 9 --eval_problems 2 --pass_at 0"
+    flags = "--steps 2 --questions 2 --responses 2 --max_new_tokens 9 --eval_problems 2 --pass_at 0"
     for words in (f"{flags} --out {tmp_path}/r", f"--resume {tmp_path}/r --steps 3"):
         monkeypatch.delitem(sys.modules, "tracking", raising=False)  # another process
         run_program(train, *words.split(), "--on_step", "tracking:both")
@@ -150,7 +150,7 @@ def test_the_trackers_of_the_page_get_the_rows_of_the_run(run_program, tmp_path,
 
 # ------------------------------------------------------------------------------------------- what a reader adds
 
-TINY = "--questions 3 --answers 4 --eval_problems 2 --pass_at 0 --steps 2"
+TINY = "--questions 3 --responses 4 --eval_problems 2 --pass_at 0 --steps 2"
 README_COMMAND = next(c for c in COMMANDS if NAME in c and "train.py" in c)
 BUILD, USE = ([c.replace("path/to/", "") for c in COMMANDS if "path/to/my_task.py" in c and word in c][0]
               for word in ("warm_start", "train.py"))

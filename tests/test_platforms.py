@@ -21,7 +21,7 @@ from plumbing.runs import is_finished, read_config
 from settings import Settings
 from tests.fixtures import refused
 
-TINY = ["--questions", 2, "--answers", 3, "--eval_problems", 2, "--max_new_tokens", 10, "--pass_at", 0, "--steps", 1]
+TINY = ["--questions", 2, "--responses", 3, "--eval_problems", 2, "--max_new_tokens", 10, "--pass_at", 0, "--steps", 1]
 pytestmark = pytest.mark.usefixtures("quick")
 
 

@@ -27,24 +27,26 @@ from plumbing.model_folder import check_folder, weight_files
 from plumbing.progress import Progress
 from plumbing.run_folder import Writer
 from plumbing.runs import is_finished
-from tests.fixtures import make_batch, refused
 from settings import Settings
+from tests.fixtures import make_batch, refused
 
 ROOT = Path(train.__file__).parent
 
 
 # The arrows of the house, from the top down: a file imports what stands below it. analyze.py imports no part of
 # training, and no file imports a task, which train.py finds by its name.
-LAYERS = ("train", "start", "methods", "grpo", "mitigations", "queries", "rollout", "turns", "sampler", "lora",
-          "qwen2_model", "plumbing", "settings", "tasks")
+LAYERS = ("train", "start", "methods", "grpo", "mitigations", "rollout", "plumbing.shared_prompts", "extras.turns",
+          "sampler", "extras.lora", "qwen2_model", "plumbing", "settings", "tasks")
 
 
 def test_arrows_go_down_only():
-    known = {"lab", "tests", "analyze", "countdown_task", *LAYERS}
+    known = {"lab", "tests", "analyze", "countdown_task", "extras", *LAYERS}
     layer_of = lambda module: module if module in LAYERS else module.split(".")[0]
-    for file in (file for name in (".", "methods", "plumbing", "tasks") for file in ROOT.glob(f"{name}/*.py")):
+    of = lambda node, name: f"{node.module}.{name}" if f"{node.module}.{name}" in LAYERS else node.module
+    for file in (file for name in (".", "methods", "extras", "plumbing", "tasks") for file in ROOT.glob(f"{name}/*.py")):
         nodes = [n for n in ast.walk(ast.parse(file.read_text())) if isinstance(n, ast.Import | ast.ImportFrom)]
-        names = [getattr(node, "module", None) or alias.name for node in nodes for alias in node.names]
+        names = [of(node, alias.name) if isinstance(node, ast.ImportFrom) else alias.name
+                 for node in nodes for alias in node.names]
         imported = {layer_of(name) for name in names if name.split(".")[0] in known}
         folder = file.parent.relative_to(ROOT).parts
         layer = layer_of(".".join((*folder, file.stem)))
@@ -55,7 +57,8 @@ def test_arrows_go_down_only():
 
 def test_the_book_does_not_know_its_task():
     """The default of --task, the bundled model's folder and examples in docstrings are all that name Countdown."""
-    files = [ROOT / f"{name}.py" for name in ("train", "rollout", "turns", "queries", "grpo", "sampler", "mitigations")]
+    files = [ROOT / f"{name}.py" for name in ("train", "rollout", "extras/turns", "methods/queries", "grpo", "sampler",
+                                            "mitigations")]
     for file in [*files, *ROOT.glob("plumbing/*.py")]:
         code = re.sub(r'""".*?"""|#[^\n]*', "", file.read_text(), flags=re.S)
         assert not re.search("countdown", re.sub(r'"countdown(-tiny)?"', "", code), re.I), file
@@ -115,10 +118,10 @@ def test_the_settings_of_a_run_are_those_of_its_continuation_and_defaults_of_ano
     (["--step", 1], "takes no --step: did you mean --steps?"),  # no abbreviations
     *(([word], said) for word, said in (
         ("--num_iterations=4", "that is --updates_per_batch here, see docs/trl.md"), ("--output_dir=x", "is --out here"),
-        ("--beta=0.1", "that is --kl with --kl_gradient unbiased here"), ("--num-generations=8", "that is --answers here"),
-        ("--local-rank=0", "that has no equal here"), ("actor_rollout_ref.rollout.n=8", "that is --answers here"),
+        ("--beta=0.1", "that is --kl with --kl_gradient unbiased here"), ("--num-generations=8", "that is --responses here"),
+        ("--local-rank=0", "that has no equal here"), ("actor_rollout_ref.rollout.n=8", "that is --responses here"),
         ("rollout.temperature=1", "mean --temperature?"), ("--n=8", "takes no --n=8: --help lists all flags"),
-        ("--logging_steps=5", "takes no --logging_steps=5: --help lists"), ("--aswers=8", "mean --answers?"))),
+        ("--logging_steps=5", "takes no --logging_steps=5: --help lists"), ("--reponses=8", "mean --responses?"))),
     (["ppo"], "takes no ppo"), (["--max-new-tokens=9"], "mean --max_new_tokens?"),
     (["--skip_unfinished", "yes"], "true or false"), (["--loss_norm", "mean"], "token"),
     (["--mitigation", "vineppo", "--k", 10**26], "--k must be"), (["--mitigation", "gtpo", "--a1", "nan"], "--a1"),

@@ -12,8 +12,14 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import (AutoModelForCausalLM, AutoTokenizer, GenerationConfig, MistralConfig, MistralForCausalLM,
-                          PreTrainedTokenizerFast)
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedTokenizerFast,
+)
 
 import qwen2_model
 import start
@@ -21,7 +27,8 @@ import train
 from countdown_task import generate_puzzles
 from plumbing.launch import BUNDLED
 from qwen2_model import load_model
-from rollout import generate_and_grade, prompted
+from rollout import respond
+from sampler import Rules
 from settings import Settings
 from tests.random_checkpoints import FAMILIES, HF, assert_same_logits, hf_model, random_tokens, randomize
 from tests.test_tokenizer import ENDOFTEXT, IM_END, build
@@ -113,7 +120,7 @@ def test_a_trained_checkpoint_is_whole(family, run_program, tmp_path):
     hf_model(family, **sizes).save_pretrained(given)
     settings = GenerationConfig(eos_token_id=[tokenizer.eos_token_id], temperature=0.7, do_sample=True)
     settings.save_pretrained(given)
-    words = ("--task math --questions 1 --answers 8 --max_new_tokens 4 --steps 1 --eval_problems 1 --reward random "
+    words = ("--task math --questions 1 --responses 8 --max_new_tokens 4 --steps 1 --eval_problems 1 --reward random "
              f"--lr 0.01 --checkpoint_every 1 --model {given} --out {run}")
     run_program(train, *words.split())
     model = start.load_policy(train.Settings(model=str(run / "checkpoint"), task="math")).model
@@ -136,7 +143,7 @@ def assert_same_ends(folder, task="countdown", T=64):
     """transformers, by what a folder says, ends greedy responses to eight puzzles where we end them, nearly all."""
     policy = start.load_policy(Settings(model=str(folder), task=task))
     hf, puzzles = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), policy.task.load("heldout", 8)
-    ours, _ = generate_and_grade(policy, prompted(policy, puzzles), torch.zeros(8, T), greedy=True)
+    ours, *_ = respond(policy, puzzles, [*map(policy.prompt, puzzles)], torch.zeros(8, T), Rules(greedy=True))
     ends = []
     for prompt, row, mask in zip(map(policy.prompt, puzzles), ours.tokens, ours.mask):
         row = row[mask].tolist()
@@ -168,7 +175,7 @@ def test_transformers_ends_responses_where_they_ended_in_training(swapped, confi
     tensors = load_file(given / "model.safetensors")
     tensors["model.embed_tokens.weight"][:2] = tensors["model.embed_tokens.weight"][:2].flip([0] * swapped)
     save_file(tensors, given / "model.safetensors", metadata={"format": "pt"})
-    run_program(train, *f"--model {given} --out {run} --steps 1 --questions 2 --answers 3 --max_new_tokens 9 --lr 1e-6 "
+    run_program(train, *f"--model {given} --out {run} --steps 1 --questions 2 --responses 3 --max_new_tokens 9 --lr 1e-6 "
                         "--eval_problems 2 --pass_at 0 --checkpoint_every 1".split())
     said = lambda folder: AutoModelForCausalLM.from_pretrained(folder).generation_config.to_diff_dict()
     beside = {"eos_token_id": None, "_from_model_config": True}

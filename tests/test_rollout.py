@@ -19,9 +19,10 @@ from methods import MITIGATIONS
 from methods.heads import Critic
 from methods.oracle import oracle
 from methods.values import vineppo
+from plumbing.shared_prompts import logprobs, read_responses
 from plumbing.task_file import graded
-from rollout import Policy, draw_uniforms, generate_and_grade, prompted, seed_of
-from sampler import generate, logprobs, read_responses
+from rollout import Policy, draw_uniforms, respond, seed_of
+from sampler import generate
 from settings import Settings
 from tasks.text import fingerprint
 from tests.fixtures import Pieces
@@ -34,7 +35,7 @@ PUZZLES = [Puzzle((4, 3, 5), 8), Puzzle((12, 7, 20, 1), 40), Puzzle((6, 2), 8)] 
 
 def step_batch(policy, puzzles=3, responses=4, length=60, **options):
     """A real batch, of the first puzzles."""
-    s = Settings(answers=responses, max_new_tokens=length, **options)
+    s = Settings(responses=responses, max_new_tokens=length, **options)
     batch = rollout.rollout(policy, PUZZLES[:puzzles], s, 1)
     batch.ask = queries.Queries(policy, batch, s, 1)
     return batch
@@ -84,7 +85,7 @@ def test_a_batch_describes_its_own_responses(hashed):
     prompts, uniforms = [hashed.prompt(puzzle) for puzzle in PUZZLES], draw_uniforms(0, 1, 3, 4, 60)
     assert torch.equal(batch.tokens, generate(hashed.model, prompts, uniforms, tokenizer.end_tokens).tokens)
     assert batch.group.tolist() == [0] * 4 + [1] * 4 + [2] * 4
-    assert batch.puzzles == tuple(PUZZLES) and batch.weights == PARTS
+    assert batch.puzzles == tuple(PUZZLES) and batch.parts == PARTS
     assert batch.normalize == "none" and batch.advantage is None
     for i, text in enumerate(batch.text):
         tokens = batch.tokens[i][batch.mask[i]].tolist()
@@ -132,7 +133,7 @@ def test_broken_weights_are_one_sentence(policy, monkeypatch):
     broken = torch.tensor([[-1.0], [math.nan], [-1.0]])
     monkeypatch.setattr(rollout, "generate", lambda *arguments: generate(*arguments)._replace(logprob=broken))
     with pytest.raises(FloatingPointError, match="not finite.*--lr"):
-        generate_and_grade(policy, prompted(policy, PUZZLES), draw_uniforms(0, 1, 3, 1, 2))
+        respond(policy, PUZZLES, [*map(policy.prompt, PUZZLES)], draw_uniforms(0, 1, 3, 1, 2))
 
 
 @torch.no_grad()
@@ -241,7 +242,7 @@ def test_continuations_do_not_depend_on_how_many_are_sampled_together(hashed, mo
     monkeypatch.setattr(queries, "ROWS_AT_ONCE", 768)
     calls.clear()
     batch.ask.rollout_values(4 * cuts, other=True)
-    (_, texts, _, _, _, excluded, *_), = calls
+    (_, texts, _, _, (_, excluded, *_)), = calls
     places = sorted(cuts.nonzero().tolist(), key=lambda place: place[1])  # the shortest prefix first
     left_out = [int(batch.tokens[i, t]) for i, t in places]
     assert len(set(left_out)) >= 3 and excluded.tolist() == [token for token in left_out for _ in range(4)]
@@ -259,7 +260,7 @@ def test_a_coin_grades_responses_and_continuations(policy):
     def tosses(seeds, steps, n):
         coins = [policy.for_step(Settings(reward="random", seed=seed), step)
                  for seed, step in itertools.product(range(seeds), range(steps))]
-        return [coin.grade("", PUZZLES[0], [])["reward"] for coin in coins for _ in range(n)]
+        return [coin.grade("", PUZZLES[0])["reward"] for coin in coins for _ in range(n)]
 
     assert tosses(30, 30, 1) == tosses(30, 30, 1)
     for first in (tosses(30, 30, 1), tosses(1, 1, 1000)):
@@ -271,7 +272,7 @@ def test_where_all_rewards_are_equal_measured_credit_is_exactly_0(responses, rew
     """Guards against rounding as credit: it is read with gradient, for nothing."""
     grade = lambda text, puzzle: {"own": reward, "answer": 0.0, "format": 1.0}
     constant = policy._replace(task=SimpleNamespace(**vars(countdown_task) | {"grade": grade}),
-                               weights={"answer": 0.0, "format": 0.0, "own": 1.0})
+                               reward_weights={"answer": 0.0, "format": 0.0, "own": 1.0})
     batch = step_batch(constant, 1, responses, 8)
     assert batch.ask.rollout_values(3 * batch.mask).any()
     for credit in (vineppo(batch), vineppo(batch, 5, "uncertain"), oracle(batch, 6), oracle(batch, 6, mix=1.0)):
@@ -289,10 +290,10 @@ def test_rollouts_and_the_oracle_converge_to_the_exact_values():
                            roles=lambda text, spans: (np.zeros(len(spans), int), np.zeros(len(spans), bool)))
     policy = Policy(model, Pieces("01234"), task)
     # No response of the batch uses all three: a continuation may be longer than each of them. (This model ends often.)
-    batches = (rollout.rollout(policy, puzzles, Settings(answers=2, max_new_tokens=3, seed=i), 1)
+    batches = (rollout.rollout(policy, puzzles, Settings(responses=2, max_new_tokens=3, seed=i), 1)
                for i in itertools.count())
     batch = next(batch for batch in batches if batch.tokens.shape[1] == 2)
-    batch.ask = queries.Queries(policy, batch, Settings(answers=2, max_new_tokens=3), 1)
+    batch.ask = queries.Queries(policy, batch, Settings(responses=2, max_new_tokens=3), 1)
     value, a_star = batch.ask.rollout_values(k * batch.mask), oracle(batch, k)  # (B, T) each
 
     def moments(prefix):

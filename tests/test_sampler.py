@@ -23,8 +23,9 @@ import sampler
 from methods.queries import attention_paid, logprobs_without
 from plumbing import compute, decoding
 from plumbing.compute import distinct_texts, of_like_length
+from plumbing.shared_prompts import logprobs, predicting_states, read_responses
 from qwen2_model import Cache, Qwen2, load_model
-from sampler import draw, generate, logprobs, predicting_states, read_responses
+from sampler import Rules, draw, generate
 from tests.random_checkpoints import HF, assert_close, both
 
 REAL = 19  # tokens that exist; V - REAL rows of the embedding stand for none
@@ -128,7 +129,7 @@ def test_generate_equals_a_naive_sampler(family, constrained, temperature, greed
     if constrained:
         limit = torch.arange(B) % T + 1
         excluded = generate(model, PROMPTS, u, ENDS).tokens[:, 0]  # what would have come first
-    s = generate(model, PROMPTS, u, ENDS, limit, excluded, greedy, lambda *progress: watched.append(progress))
+    s = generate(model, PROMPTS, u, ENDS, Rules(limit, excluded, greedy, lambda *progress: watched.append(progress)))
     expected = [naive_sample(hf, PROMPTS[i // 6], u[i, : limit[i] if constrained else T].tolist(),
                              excluded[i].item() if constrained else None, temperature, greedy) for i in range(B)]
     lengths = [len(response) for response, _ in expected]

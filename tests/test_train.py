@@ -31,12 +31,11 @@ from grpo import ADVANTAGES, KL_GRADIENTS, LOSS_NORMS, LOSSES, SHAPINGS, compare
 from methods import MITIGATIONS
 from methods.heads import HEADS, Critic
 from methods.queries import Queries
-from mitigations import uniform
+from mitigations import grpo, required
 from plumbing import launch, run_folder
 from plumbing.files import read_json
 from plumbing.metrics import COLUMNS
 from plumbing.optimizer import Optimizer
-from plumbing.registry import required
 from plumbing.runs import read_metrics
 from plumbing.task_file import load_puzzles
 from plumbing.tokenizer import Tokenizer
@@ -46,8 +45,8 @@ from settings import Settings
 from tests import storm
 from tests.fixtures import BUNDLED, make_batch, refused
 
-SMALL = ["--questions", 3, "--answers", 4, "--eval_problems", 12, "--max_new_tokens", 50, "--pass_at", 0]
-TINY = ["--questions", 2, "--answers", 3, "--eval_problems", 2, "--max_new_tokens", 30, "--eval_every", 2]
+SMALL = ["--questions", 3, "--responses", 4, "--eval_problems", 12, "--max_new_tokens", 50, "--pass_at", 0]
+TINY = ["--questions", 2, "--responses", 3, "--eval_problems", 2, "--max_new_tokens", 30, "--eval_every", 2]
 GENERATE = functools.cache(generate_puzzles)
 
 
@@ -205,16 +204,16 @@ def test_only_heldout_puzzles_are_measured(tmp_path, monkeypatch, capsys):
     assert "\npass@3 50.0%\n" in capsys.readouterr().out
     expected = {"heldout_problems": 140, "heldout_success": 0.5, "pass@3": 0.5, "pass@3_problems": 128}
     assert read_json(tmp_path / "r" / "final.json").items() >= expected.items()
-    resumed = train.measure_end({"heldout_success": 1.0}, None, [None], Settings(pass_at=0))  # measured on one puzzle
+    resumed = train.measure_end(SimpleNamespace(row={"heldout_success": 1.0}, policy=None, heldout=[None],  # one puzzle
+                                                s=Settings(pass_at=0)))
     assert np.isnan(resumed["heldout_stderr"])
 
 
 def test_how_many_responses_are_evaluated_at_once_changes_nothing(monkeypatch):
     """Nor is there chance in greedy ones."""
-    s, puzzles, widths, sample = Settings(questions=1, answers=4), GENERATE(9, "heldout"), [], train.generate_and_grade
+    s, puzzles, widths, sample = Settings(questions=1, responses=4), GENERATE(9, "heldout"), [], train.respond
     policy = start.load_policy(s)
-    monkeypatch.setattr(train, "generate_and_grade", lambda *args, **options: (widths.append(len(args[2])),
-                                                                                     sample(*args, **options))[1])
+    monkeypatch.setattr(train, "respond", lambda *args: (widths.append(len(args[3])), sample(*args))[1])
     wide = train.evaluate(policy, puzzles, 2, s)
     greedy = train.evaluate(policy, GENERATE(12, "heldout"), 2, replace(s, eval_greedy=True))
     monkeypatch.setattr(launch, "EVALUATION_BYTES", 0)
@@ -231,7 +230,7 @@ def test_how_many_responses_are_evaluated_at_once_changes_nothing(monkeypatch):
 def everything():
     """A policy with all heads and a reference, an optimizer of it, and six responses to two puzzles."""
     policy = start.load_policy(Settings(), countdown_task, (*HEADS, "reference"))
-    batch = rollout(policy, GENERATE(4096, "train")[:2], Settings(answers=3, max_new_tokens=80), step=1)
+    batch = rollout(policy, GENERATE(4096, "train")[:2], Settings(responses=3, max_new_tokens=80), step=1)
     batch.advantage = compare(batch)
     return policy, Optimizer(policy.model, 1e-3), batch
 
@@ -247,7 +246,7 @@ def test_every_method_trains_on_what_it_needs_and_its_trial_leaves_no_trace(name
     if options.pop("bfloat16", False):
         policy = start.load_policy(Settings(dtype="bfloat16"), countdown_task, (*HEADS, "reference"))
         optimizer = Optimizer(policy.model, 1e-3)
-    needs, s = required(name, options), Settings(mitigation=name, questions=2, answers=3, max_new_tokens=80)
+    needs, s = required(name, options), Settings(mitigation=name, questions=2, responses=3, max_new_tokens=80)
     noise, drawn = lambda: [float(torch.rand(())), np.random.random(), random.random()], []
     noisy = lambda batch: drawn.append(noise()) or MITIGATIONS[name](batch, **options)
     mine = policy._replace(heads={head: policy.heads[head] for head in HEADS if head in needs},
@@ -383,7 +382,7 @@ def collecting(value):
     (ADVANTAGES, "grpo", lambda r, s: r - r.mean(1, keepdim=True), None),
     (ADVANTAGES, "grpo", lambda r, s: torch.randn_like(r), None),
     (ADVANTAGES, "grpo", lambda r, batch: (r - r.mean(1, keepdim=True)) / by_group(batch, batch.mask).sum(2), None),
-    (LOSS_NORMS, "token", lambda mask, s: mask / mask.view(s.questions, s.answers, -1).sum(), None),
+    (LOSS_NORMS, "token", lambda mask, s: mask / mask.view(s.questions, s.responses, -1).sum(), None),
     (LOSS_NORMS, "token", lambda mask, s: mask / mask.sum(0).clamp(min=1) / torch.arange(1, len(mask) + 1)[:, None],
      f"--loss_norm token {ANOTHER}"),
     (LOSSES, "ppo", lambda lp, old, c, mask, s: (lp * (c - c.mean(0)), ~mask), f"--loss ppo {ANOTHER}"),
@@ -430,7 +429,7 @@ def test_the_memory_of_a_head_begins_with_the_run_and_is_resumed(quick, tmp_path
     monkeypatch.setattr(countdown_task, "grade", lambda *_: {"answer": 1, "format": 0})
     monkeypatch.setitem(HEADS, "running", RunningMean)
     less = lambda batch: batch.reward[:, None] - batch.ask.head("running")
-    monkeypatch.setitem(MITIGATIONS, "none", replace(uniform, function=less, needs=("running",)))
+    monkeypatch.setitem(MITIGATIONS, "none", replace(grpo, function=less, needs=("running",)))
     flags = [*TINY, "--reward_weights", "answer=-1", "--out", tmp_path / "r"]
     run(*flags, "--steps", 2)
     run("--resume", tmp_path / "r", "--steps", 4)
@@ -606,7 +605,7 @@ OTHER_TASK = ["--task", REVERSE, "--model", BUNDLED]
 
 @pytest.mark.parametrize("flags, said", [
     *((flags, flags[0]) for flags in (
-        ["--answers", 1], ["--answers", 10**5], ["--beta1", 1.0], ["--clip_high", 1e308], ["--questions", 0],
+        ["--responses", 1], ["--responses", 10**5], ["--beta1", 1.0], ["--clip_high", 1e308], ["--questions", 0],
         ["--lr", "nan"], ["--max_new_tokens", 9999], ["--device", "nonsense"], ["--device", "meta"],
         ["--k", 0, "--mitigation", "vineppo"], ["--temperature", 0], ["--max_grad_norm", "inf"],
         ["--warmup_steps", 101])),
@@ -662,7 +661,7 @@ def test_an_error_in_somebody_s_function_has_its_place(kind, owner, name, tmp_pa
     broken = runpy.run_path(file)["broken"]
     monkeypatch.setitem(sys.modules, "of_mine", SimpleNamespace(broken=broken))
     if isinstance(owner, dict):
-        mine = replace(uniform, function=lambda batch: broken()) if owner is MITIGATIONS else broken
+        mine = replace(grpo, function=lambda batch: broken()) if owner is MITIGATIONS else broken
         monkeypatch.setitem(owner, name, mine)
     elif owner:
         monkeypatch.setattr(owner, name, broken, raising=False)
@@ -678,13 +677,13 @@ def test_a_run_that_fails_ends_in_one_sentence(quick, tmp_path, monkeypatch, ref
         patch.setattr(start, "try_step", Mock(side_effect=KeyboardInterrupt))
         assert "interrupted before training began" in refusal(train, *TINY, "--out", tmp_path / "runs" / "r")
         assert not [*tmp_path.iterdir()]
-    late = lambda batch: uniform(batch) / (batch.mask.shape[1] <= 8)
+    late = lambda batch: grpo(batch) / (batch.mask.shape[1] <= 8)
     new = lambda batch: batch.log.update({"new": batch.entropy} if batch.mask.shape[1] > 8 else {}) or batch.logprob
     old = lambda batch: batch.log.update({"old": batch.entropy} if batch.mask.shape[1] <= 8 else {}) or batch.logprob
     for function, said in ((late, str(tmp_path / "late")), (new, "batch.log has new in step 1, unlike in the trial"),
                            (old, "batch.log lacks old in step 1, unlike in the trial")):
         with monkeypatch.context() as patch:
-            patch.setitem(MITIGATIONS, "none", replace(uniform, function=function))
+            patch.setitem(MITIGATIONS, "none", replace(grpo, function=function))
             assert said in refusal(train, *TINY, "--max_new_tokens", 80, "--out", tmp_path / "late")
             shutil.rmtree(tmp_path / "late")
     message = refusal(train, *SMALL, "--steps", 3, "--lr", 1e9, "--out", tmp_path / "lr")

@@ -13,16 +13,17 @@ from transformers import AutoModelForCausalLM
 import analyze
 import train
 from extras.turns import decode, play, with_replies
-from grpo import compare, shape_reward, update
+from grpo import READINGS, compare, shape_reward, update
 from methods import MITIGATIONS
 from methods.queries import Queries, logprobs_without
 from methods.turns import turn_baseline, turn_mean, turn_vine
 from plumbing.launch import MODELS
 from plumbing.metrics import log_columns, tokens_reread, turn_of
 from plumbing.optimizer import Optimizer
+from plumbing.shared_prompts import logprobs, read_responses
 from plumbing.task_file import load_puzzles
 from rollout import rollout
-from sampler import logprobs, read_responses
+from sampler import Rules
 from settings import Settings
 from start import load_policy
 from tasks import guess_task
@@ -32,9 +33,9 @@ from tests.fixtures import make_batch
 GUESS = MODELS / "guess-tiny"
 
 
-def played(games=4, answers=4, length=40, task=guess_task):
+def played(games=4, responses=4, length=40, task=guess_task):
     """A policy, and a step of games."""
-    s = Settings(task="guess", model=str(GUESS), questions=games, answers=answers, max_new_tokens=length,
+    s = Settings(task="guess", model=str(GUESS), questions=games, responses=responses, max_new_tokens=length,
                  max_grad_norm=1e9)
     policy = load_policy(s, task)
     batch = rollout(policy, task.load("train", games), s, 1)
@@ -104,12 +105,13 @@ def test_a_reply_cuts_the_text_wherever_it_stands(policy):
     assert "".join(text[a:b] for a, b in spans) == pieces[0] + pieces[2]
 
 
-def test_an_update_on_episodes_equals_plain_autograd(fifty):
+@pytest.mark.parametrize("reading", READINGS)
+def test_an_update_on_episodes_equals_plain_autograd(reading, fifty):
     """Each episode is read alone, as one text. Guards against a gradient of what the environment said."""
     policy, batch, s = fifty
     policy = policy._replace(model=copy.deepcopy(policy.model))
     credit, N = torch.randn(batch.mask.shape, generator=torch.Generator().manual_seed(0)) * batch.mask, batch.mask.sum()
-    row = update(policy, Optimizer(policy.model, 0.0), batch, credit, s)
+    row = update(policy, Optimizer(policy.model, 0.0), batch, credit, replace(s, reading=reading))
     found, loss, texts = [p.grad.clone() for p in policy.model.parameters()], 0.0, 0
     policy.model.zero_grad()
     for i, own in enumerate(batch.mask):
@@ -121,7 +123,7 @@ def test_an_update_on_episodes_equals_plain_autograd(fifty):
     for gradient, p in zip(found, policy.model.parameters()):
         torch.testing.assert_close(gradient, p.grad, rtol=1e-3, atol=1e-5)
     assert row["loss"] == pytest.approx(-credit.sum().item() / N.item(), abs=1e-5)
-    assert row["tokens_updated"] == texts + 13 * len(batch.prompts[0])
+    assert row["tokens_updated"] == texts + (len(batch.mask) if reading == "plain" else 13) * len(batch.prompts[0])
 
 
 
@@ -157,7 +159,7 @@ def test_episodes_equal_a_loop_over_single_responses(excluding, random_model):
     limit = torch.arange(B) % 3 * 10 + 10
     excluded = torch.full((B,), 7) if excluding else None
     watched = []
-    found = play(model, prompts, uniforms, ENDS, limit, excluded, False, lambda *x: watched.append(x), replies_by_hash)
+    found = play(model, prompts, uniforms, ENDS, Rules(limit, excluded, False, lambda *x: watched.append(x)), replies_by_hash)
     assert all(0 < columns <= T and 0 <= running <= 1 for columns, running in watched)
     reasons = []
     for row in range(B):
@@ -300,8 +302,8 @@ def test_continuations_read_replies_and_get_them(monkeypatch):
     environment that is asked again what it has said, and says something else."""
     policy, batch, s = played()
     calls, graded = [], []
-    monkeypatch.setattr("rollout.play", lambda model, prompts, uniforms, ends, limit, *others: (
-        calls.append((prompts, limit)), play(model, prompts, uniforms, ends, limit, *others))[1])
+    monkeypatch.setattr("extras.turns.play", lambda model, prompts, uniforms, ends, rules, *others: (
+        calls.append((prompts, rules.limit)), play(model, prompts, uniforms, ends, rules, *others))[1])
     grade = lambda text, puzzle, turns: graded.append((text, turns)) or guess_task.grade(text, puzzle, turns)
     batch.ask.policy = policy._replace(task=SimpleNamespace(**vars(guess_task) | {
         "grade": grade, "reply": lambda *asked: guess_task.reply(*asked) and "\nlower\n"}))
@@ -378,7 +380,7 @@ def test_the_credit_log_has_turns_and_replies(fifty):
 def test_replies_stand_in_their_place_without_a_measure(run_program, tmp_path, monkeypatch):
     """Guards against a reply of another step or response, one that is coloured like a token without credit, and a
     response whose number does not fit into the 16 bits of a step's log."""
-    words = f"--task guess --questions 3 --answers 4 --eval_problems 8 --pass_at 0 --steps 2 --out {tmp_path / 'r'}"
+    words = f"--task guess --questions 3 --responses 4 --eval_problems 8 --pass_at 0 --steps 2 --out {tmp_path / 'r'}"
     run_program(train, *words.split())
     shown = analyze.add_replies(analyze.read_log(tmp_path / "r"))
     for response in range(24):

@@ -14,7 +14,7 @@ from grpo import LOSS_NORMS, LOSSES, compare, update
 from methods import MITIGATIONS
 from plumbing.optimizer import Optimizer
 from qwen2_model import Qwen2, from_checkpoint, parse_config, to_checkpoint
-from rollout import Policy, prompted, token_batch
+from rollout import Policy, decode_and_grade, token_batch
 from sampler import generate
 from settings import Settings
 from tests.fixtures import Pieces
@@ -25,7 +25,7 @@ SPEC = importlib.util.spec_from_file_location("walkthrough", FILE)
 SPEC.loader.exec_module(by_hand := importlib.util.module_from_spec(SPEC))
 NUMBERS = list(by_hand.walk())
 WALKED = {name: value for name, _, value in NUMBERS}
-SETTINGS = Settings(answers=2, max_new_tokens=8, clip_low=by_hand.CLIP, clip_high=by_hand.CLIP)
+SETTINGS = Settings(responses=2, max_new_tokens=8, clip_low=by_hand.CLIP, clip_high=by_hand.CLIP)
 CONFIG = parse_config({"model_type": "qwen2", "vocab_size": by_hand.V, "hidden_size": by_hand.D,
                        "intermediate_size": by_hand.WIDTH, "num_hidden_layers": 1, "num_attention_heads": 1,
                        "num_key_value_heads": 1, "tie_word_embeddings": True})
@@ -46,7 +46,8 @@ def by_code(weights):
     policy = Policy(model, Pieces(by_hand.VOCABULARY), countdown_task)  # in which a digit is its own token
     optimizer = Optimizer(model, by_hand.LR)
     uniforms, prompt = torch.from_numpy(by_hand.UNIFORMS), policy.prompt(puzzle)
-    batch = token_batch(policy, prompted(policy, [puzzle]), generate(model, [prompt], uniforms, [0]), SETTINGS, step=1)
+    samples = generate(model, [prompt], uniforms, [0])
+    batch = token_batch(policy, [puzzle], [prompt], decode_and_grade(policy, [puzzle], samples), SETTINGS)
     batch.advantage = compare(batch, "grpo")
     credit, share = MITIGATIONS["none"](batch), LOSS_NORMS["token"](batch.mask, SETTINGS)  # (B, T) each
     p = model(torch.tensor([prompt]))[0, -1].softmax(0)  # (V,)

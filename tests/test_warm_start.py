@@ -83,9 +83,9 @@ def test_a_model_is_built_and_reported_on(run_program, tmp_path, monkeypatch, ca
     single = [f" {n}" for n in range(201)] + [str(n) for n in range(21)] + ["</think>", "<answer>"]
     assert {len(policy.tokenizer.encode(text)) for text in single} == {1}
     capsys.readouterr()
-    monkeypatch.setattr(warm_start, "generate_and_grade", lambda policy, prefixes, *_: (
-        SimpleNamespace(mask=torch.ones(5, 3)),
-        [{"answer": float(split(p.puzzle) == "heldout" and i < 2), "format": 0.5} for i, p in enumerate(prefixes)]))
+    monkeypatch.setattr(warm_start, "respond", lambda policy, puzzles, *_: SimpleNamespace(
+        samples=SimpleNamespace(mask=torch.ones(5, 3)),
+        grades=[{"answer": float(split(p) == "heldout" and i < 2), "format": 0.5} for i, p in enumerate(puzzles)]))
     monkeypatch.setattr(warm_start, "evaluate", lambda policy, puzzles, k, s: np.eye(5, k))
     warm_start.report(tmp_path / "m", countdown_task, 5)
     rows = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()[2:]]
@@ -103,7 +103,7 @@ def test_a_task_that_cannot_be_graded_is_refused_before_training(tmp_path):
 
 def test_a_pretrained_model_is_tuned_until_it_solves_enough(policy, monkeypatch, capsys):
     """Guards against a loss that is not the cross-entropy of the demonstrations, and a tuning that goes on too long."""
-    puzzles, s = generate_puzzles(50, "train"), train.Settings(**warm_start.TUNING | {"answers": 3, "lr": 1e-3})
+    puzzles, s = generate_puzzles(50, "train"), train.Settings(**warm_start.TUNING | {"responses": 3, "lr": 1e-3})
     batch = warm_start.demonstrations(policy, puzzles[:2], np.random.default_rng(0), s)
     assert batch.group.tolist() == [0] * 3 + [1] * 3 and (batch.format == 1).all() and batch.success.mean() > 0
     assert {row[mask][-1].item() for row, mask in zip(batch.tokens, batch.mask)} == {policy.tokenizer.end_tokens[0]}

@@ -57,7 +57,7 @@ def test_the_table_of_methods_by_definition(monkeypatch):
 def test_method_gradients_are_what_training_applies(tokenizer, random_model, exact, monkeypatch):
     """Guards against another normalizer than training's, a prompt of another puzzle, and a policy gradient that is not
     the one of r - the others' mean."""
-    few, s = {name: MITIGATIONS[name] for name in ("none", "random")}, Settings(answers=3, max_grad_norm=math.inf)
+    few, s = {name: MITIGATIONS[name] for name in ("none", "random")}, Settings(responses=3, max_grad_norm=math.inf)
     monkeypatch.setattr(measure, "METHODS", few)
     monkeypatch.setattr(heads, "LIMIT", 9)
     random_model.real_vocab = tokenizer.size

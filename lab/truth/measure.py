@@ -25,7 +25,7 @@ from typing import Any, Callable
 import numpy as np
 import torch
 
-from extras.turns import Prefix, replies
+from extras.turns import interleave, replies
 from grpo import compare
 from lab.heads import find_heads, fitted_methods
 from lab.picture import draw
@@ -33,14 +33,15 @@ from lab.truth.scoring import all_scores, score_tables
 from methods import MITIGATIONS
 from methods.oracle import SURE
 from methods.queries import ROWS_AT_ONCE, Queries
+from plumbing.checks import check_pure
 from plumbing.files import read_arrays, replace_file, require
 from plumbing.flags import check_range, new_parser
 from plumbing.launch import check, check_lengths, with_model
 from plumbing.metrics import log_columns
 from plumbing.progress import follow, one_sentence
-from plumbing.registry import check_pure
 from plumbing.report import Table
-from rollout import Policy, TokenBatch, draw_uniforms, generate_and_grade, prompted, sample, seed_of, token_batch
+from rollout import Policy, TokenBatch, draw_uniforms, respond, seed_of, token_batch
+from sampler import Rules
 from settings import Settings
 from start import CHOICES, load_policy
 from tasks.arithmetic import find_calculations
@@ -53,7 +54,7 @@ FLAGS = (  # name, default, meaning
     ("model", "", "a model folder, such as a run's checkpoint; empty: the task's own"),
     ("data", "", ".jsonl or .parquet of puzzles; empty: generated ones"),
     ("questions", 16, "held-out puzzles"),
-    ("answers", 8, "responses to each"),
+    ("responses", 8, "to each"),
     ("rollouts", 100, "per token, times 1 - p"),
     ("max_new_tokens", 140, "a longer response is cut off"),
     ("seed", 0, "of responses and rollouts"),
@@ -85,16 +86,19 @@ def roll(policy: Policy, puzzles: list, truth: dict, rows: np.ndarray, packets: 
     token = np.repeat(rows, packets)  # (m,) the token that each packet belongs to
     number = truth["packets"][token] + np.concatenate([np.arange(n) for n in packets])  # (m,) of the packet
     position = truth["position"][token].astype(int)  # (m,)
-    begun = [(puzzles[truth["group"][i]], truth["token"][i - t : i].tolist()) for i, t in zip(token, position)]  # m
-    prefixes = [Prefix(puzzle, policy.prompt(puzzle), own, replies(policy, puzzle, own)) for puzzle, own in begun]  # m
-    left = limit - np.array([len(prefix.response) for prefix in prefixes])  # (m,)
+    asked, begun = [puzzles[q] for q in truth["group"][token]], [truth["token"][i - t : i].tolist()
+                                                                 for i, t in zip(token, position)]  # m each
+    before = [replies(policy, *pair) for pair in zip(asked, begun)]  # m
+    left = limit - np.array([len(interleave(*pair)) for pair in zip(begun, before)])  # (m,)
     uniforms = np.zeros((len(token), PACKET, left.max()))
     for i, key in enumerate(zip(truth["response"][token].tolist(), position.tolist(), number.tolist())):
         uniforms[i, :, : left[i]] = np.random.default_rng(seed_of("truth", seed, *key)).random((PACKET, left[i]))
     taken = truth["token"][token].astype(int)  # (m,)
-    samples, grades = generate_and_grade(policy, prefixes, torch.from_numpy(uniforms).flatten(0, 1), *(
-        torch.from_numpy(x.repeat(PACKET)) for x in (left, taken)))
-    return np.array([grade["answer"] for grade in grades]).reshape(-1, PACKET), int(samples.mask.sum())
+    rules = Rules(*(torch.from_numpy(x.repeat(PACKET)) for x in (left, taken)))
+    found = respond(policy, asked, [policy.prompt(puzzle) for puzzle in asked],
+                    torch.from_numpy(uniforms).flatten(0, 1), rules, begun, before)
+    success = np.array([grade["answer"] for grade in found.grades]).reshape(-1, PACKET)
+    return success, int(found.samples.mask.sum())
 
 
 def sample_truth(policy: Policy, puzzles: list, truth: dict, rollouts: int, seed: int, limit: int,
@@ -236,7 +240,7 @@ def prepare(args: Namespace) -> tuple[Policy, list, TokenBatch, dict]:
     check_range(args, ("rollouts",), lowest=1)
     check_range(args, ("critic_batches",), lowest=0)
     check_range(args, ("questions",), lowest=2)  # intervals are over puzzles
-    alike = ("task", "model", "data", "answers", "max_new_tokens", "seed", "device", "dtype")
+    alike = ("task", "model", "data", "responses", "max_new_tokens", "seed", "device", "dtype")
     s = with_model(Settings(eval_problems=args.questions, **{name: getattr(args, name) for name in alike}))
     check(s)
     policy, out = load_policy(s), Path(args.out)
@@ -245,14 +249,15 @@ def prepare(args: Namespace) -> tuple[Policy, list, TokenBatch, dict]:
     out.mkdir(parents=True, exist_ok=True)
     heads = find_heads(out, policy, args.critic_batches) if args.critic_batches else {}
     policy = policy._replace(heads=heads, reference=policy.model)
-    uniforms = draw_uniforms(args.seed, "truth", len(puzzles), args.answers, args.max_new_tokens)
-    prefixes = prompted(policy, puzzles)
-    batch = token_batch(policy, prefixes, sample(policy, prefixes, uniforms), s, step=0)
+    uniforms = draw_uniforms(args.seed, "truth", len(puzzles), args.responses, args.max_new_tokens)
+    prompts = [policy.prompt(puzzle) for puzzle in puzzles]
+    batch = token_batch(policy, puzzles, prompts, respond(policy, puzzles, prompts, uniforms), s)
     batch.ask = Queries(policy, batch, s, step=0)
     batch.advantage = compare(batch)
     task = {} if args.task == Settings.task else {"task": args.task}  # early files have none
     settings = task | {"model": Path(s.model).name, "data": Path(args.data).name} | {  # names only: it is published
-        name: getattr(args, name) for name in ("questions", "answers", "max_new_tokens", "seed")}
+        "questions": args.questions, "answers": args.responses, "max_new_tokens": args.max_new_tokens,
+        "seed": args.seed}
     return policy, puzzles, batch, describe(batch, settings)
 
 

@@ -29,13 +29,14 @@ from lab.truth.scoring import ALL, ENTROPY, HALVES, RIGHT_SIZES, WITHIN, Score, 
 from methods import MITIGATIONS
 from methods.heads import load_head
 from methods.queries import Queries
+from mitigations import required
+from plumbing.checks import check_pure
 from plumbing.files import read_arrays, require
 from plumbing.flags import changed, methods_help, new_parser, parse_with
 from plumbing.launch import with_model
 from plumbing.progress import one_sentence
-from plumbing.registry import check_pure, required
 from plumbing.report import Estimate, Table
-from rollout import Policy, TokenBatch, prompted, token_batch
+from rollout import Policy, TokenBatch, decode_and_grade, token_batch
 from sampler import Samples
 from settings import Settings
 from start import CHOICES, load_policy
@@ -97,7 +98,8 @@ def rebuild(truth: dict, policy: Policy, advantage: str = "grpo", normalize: str
             "the truth is about another model: this one has fewer tokens")
     puzzles = recorded_puzzles(truth, policy.task)
     samples = recorded_samples(truth, policy, puzzles)
-    batch = token_batch(policy, prompted(policy, puzzles), samples, s, step=0)
+    prompts = [policy.prompt(puzzle) for puzzle in puzzles]
+    batch = token_batch(policy, puzzles, prompts, decode_and_grade(policy, puzzles, samples), s)
     batch.ask = Queries(policy._replace(reference=policy.model), batch, s, step=0)
     require(torch.allclose(batch.ask.reference_logprob, samples.logprob, atol=0.01),
             "the truth is about another model: this one gives its tokens other probabilities")

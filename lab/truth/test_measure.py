@@ -36,7 +36,7 @@ def tiny_policy():
 
 def described(policy, answers):
     """The columns of ground_truth.npz for responses of the tiny policy, before any rollout."""
-    batch = rollout(policy, PUZZLES, Settings(answers=answers, max_new_tokens=LIMIT), step=1)
+    batch = rollout(policy, PUZZLES, Settings(responses=answers, max_new_tokens=LIMIT), step=1)
     batch.advantage = compare(batch)
     return gt.describe(batch, {})
 
@@ -86,7 +86,7 @@ def test_tokens_get_their_share_of_rollouts_in_chunks_that_fit():
 def test_rollouts_are_the_same_however_they_are_sampled(tmp_path, monkeypatch):
     """Guards against random numbers that repeat, or shift with chunks, a second call or the other responses, and counts
     that are half written when a run is stopped."""
-    policy, file, lengths, respond = tiny_policy(), tmp_path / "ground_truth.npz", [], gt.generate_and_grade
+    policy, file, lengths, respond = tiny_policy(), tmp_path / "ground_truth.npz", [], gt.respond
     whole, first, second, seeded = (described(policy, 6) for _ in range(4))
     rows = np.isin(whole["response"], (2, 7))
     few = {k: v[rows] for k, v in whole.items() if v.shape and len(v) == len(rows)} | {"sampled": np.array(0)}
@@ -97,15 +97,15 @@ def test_rollouts_are_the_same_however_they_are_sampled(tmp_path, monkeypatch):
     def interrupted(*arguments):
         if len(lengths) == 3:
             raise KeyboardInterrupt
-        samples, *others = respond(*arguments)
-        lengths.append(samples.mask.sum().item())
-        return samples, *others
+        found = respond(*arguments)
+        lengths.append(found.samples.mask.sum().item())
+        return found
 
     monkeypatch.setattr(gt, "ROWS_AT_ONCE", 40)
     monkeypatch.setattr(gt, "SAVE_EVERY", 0.0)
     packets, _, tokens = sampled(policy, first, 24)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(gt, "generate_and_grade", interrupted)
+        patch.setattr(gt, "respond", interrupted)
         sampled(policy, first, 60, save=lambda: gt.save_truth(first, file))
     saved = dict(np.load(file))
     assert sum(packets) < saved["packets"].sum() < whole["packets"].sum()
@@ -174,7 +174,7 @@ def test_the_command(tmp_path, monkeypatch, run_program, refusal):
     """Guards against columns that a reader lacks, methods left out, a second call that begins again or fits the critic
     again, rollouts of other responses, and a traceback on Ctrl-C."""
     folder, resumed = tmp_path / "out", []
-    words = ["--questions", 2, "--answers", 2, "--critic_batches", 1, "--max_new_tokens", 40, "--out", folder]
+    words = ["--questions", 2, "--responses", 2, "--critic_batches", 1, "--max_new_tokens", 40, "--out", folder]
     monkeypatch.setattr(heads, "SIZE", 4)
     monkeypatch.setattr(statistics, "RESAMPLES", 100)
     run_program(gt, *words, "--rollouts", 8)

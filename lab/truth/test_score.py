@@ -27,7 +27,7 @@ def published():
 
 def test_a_batch_comes_back_from_its_columns(policy):
     """Guards against padding, ends, puzzles, limits or random numbers other than those of the sampled batch."""
-    s = Settings(seed=3, answers=4, max_new_tokens=50, normalize="none")
+    s = Settings(seed=3, responses=4, max_new_tokens=50, normalize="none")
     batch = rollout(policy, countdown_task.load("heldout", 2), s, step=0)
     batch.ask = Queries(policy, batch, s, 0)
     batch.advantage = compare(batch, "rloo")

@@ -25,9 +25,9 @@ import torch
 from torch import Tensor
 
 from extras.turns import reply
+from plumbing.files import require
 from plumbing.flags import new_parser
 from plumbing.progress import one_sentence
-from plumbing.registry import require
 from qwen2_model import Cache
 from rollout import Policy
 from settings import Settings

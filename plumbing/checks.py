@@ -1,11 +1,8 @@
-"""The registry of credit functions: what a decorator of mitigations.py makes of a function; and checks of what these,
-advantages, loss norms and losses return.
+"""Checks of what credit functions, advantages, loss norms and losses return. What is wrong is refused in one sentence.
 
-A first reading can skip it. It knows none of the functions; importing `methods` completes MITIGATIONS.
+A first reading can skip it.
 """
 import inspect
-from dataclasses import dataclass
-from functools import partial
 from types import SimpleNamespace
 from typing import Any, Callable
 
@@ -17,86 +14,32 @@ from plumbing.metrics import TAKEN
 from settings import Settings
 
 
-@dataclass(frozen=True)
-class CreditFunction:
-    """A registered credit function: called with a TokenBatch and hyper-parameters, it returns credit (B, T)."""
-
-    name: str
-    function: Callable[..., Tensor]  # as it was written, before decoration
-    weights_to_credit: Callable[[Any, Tensor], Tensor] | None  # of a reweighting; None where it returns the credit
-    from_advantage: bool  # whether it reads batch.advantage, so that --advantage has an effect
-    needs: tuple[str, ...] | Callable  # what a run must provide for it, or a function of its hyper-parameters
-
-    def __call__(self, batch: Any, /, *arguments, **hyper_parameters) -> Tensor:
-        """Credit (B, T), 0 on padding."""
-        values = self.raw(batch, *arguments, **hyper_parameters)  # (B, T)
-        return self.weights_to_credit(batch, values) if self.is_reweighting else values
-
-    def raw(self, batch: Any, /, *arguments, **hyper_parameters) -> Tensor:
-        """The weights or credit (B, T) that the function returns, 0 on padding; ValueError where it returns neither, or
-        `own_numbers` refuses what it logs."""
-        returned = self.function(batch, *arguments, **hyper_parameters)
-        values = per_token(returned, batch, f"{self.name} must return {'weights' if self.is_reweighting else 'credit'}")
-        batch.log = own_numbers(self.name, batch)
-        require(not self.is_reweighting or (values >= 0).all(),
-                f"{self.name} returned a negative weight: credit of either sign is for @token_credit")
-        return values
-
-    @property
-    def is_reweighting(self) -> bool:
-        """Whether the function returns weights, else credit."""
-        return self.weights_to_credit is not None
-
-    @property
-    def summary(self) -> str:
-        """The first line of the function's docstring."""
-        return (inspect.getdoc(self.function) or "no docstring yet").splitlines()[0]
-
-    @property
-    def parameters(self) -> dict[str, bool | int | float | str]:
-        """The hyper-parameters and their defaults, read from the function's signature."""
-        signature = inspect.signature(self.function)
-        return {p.name: p.default for p in signature.parameters.values() if p.default is not p.empty}
-
-    def check_parameters(self) -> None:
-        """ValueError for a hyper-parameter that can't become a flag: its default says the flag's type."""
-        for p in list(inspect.signature(self.function).parameters.values())[1:]:  # the first is the batch
-            require(type(p.default) in (bool, int, float, str),
-                    f"{self.name}: the parameter {p} can't become a flag; give it a bool, int, float or str as default")
-            require(p.annotation in (p.empty, type(p.default)), f"{self.name}: the default of {p} is of another type, "
-                    "and the flag would get that: write 2.0, say, for a float of 2")
-
-
-MITIGATIONS: dict[str, CreditFunction] = {}  # by name, filled by the decorators
-
-
-def register(function: Callable | None, name: str, **properties) -> Callable:
-    """Put a function into MITIGATIONS as a CreditFunction, and return that; ValueError for a name that is taken."""
-    if function is None:  # the decorator has arguments, so Python hands over the function in a second call
-        return partial(register, name=name, **properties)
+def check_name(function: Any, name: str, taken: dict[str, Any]) -> None:
+    """ValueError for what can't become a credit function of that name. taken: those that there are."""
     require(inspect.isfunction(function), "decorate a function made by def, once")
-    name = name or function.__name__
-    again = name in MITIGATIONS and MITIGATIONS[name].function.__module__ == function.__module__ == "__main__"
-    require(again or name not in MITIGATIONS,  # a notebook's cell may run again
+    again = name in taken and taken[name].function.__module__ == function.__module__ == "__main__"
+    require(again or name not in taken,  # a notebook's cell may run again
             f"there are two credit functions named {name}: rename one of them")
-    MITIGATIONS[name] = CreditFunction(name, function, **properties)
-    return MITIGATIONS[name]
 
 
-@torch.no_grad()
-def assign_credit(batch: Any, mitigation: Callable[[Any], Tensor], s: Settings) -> Tensor:
-    """The credit (B, T) that the chosen function of mitigations.py or methods/ gives to each token. Tokens that
-    --skip_unfinished leaves without credit still count in N."""
-    credit = mitigation(batch)  # (B, T)
-    return credit * batch.ended[:, None] if s.skip_unfinished else credit
+def check_parameters(method: Any) -> None:
+    """ValueError for a hyper-parameter of a credit function that can't become a flag: its default says the flag's type.
+    """
+    for p in list(inspect.signature(method.function).parameters.values())[1:]:  # the first is the batch
+        require(type(p.default) in (bool, int, float, str),
+                f"{method.name}: the parameter {p} can't become a flag; give it a bool, int, float or str as default")
+        require(p.annotation in (p.empty, type(p.default)), f"{method.name}: the default of {p} is of another type, "
+                "and the flag would get that: write 2.0, say, for a float of 2")
 
 
-def required(name: str, hyper_parameters: dict) -> tuple[str, ...]:
-    """What the credit function `name` needs of a run, with these hyper-parameters and the others at their defaults."""
-    method = MITIGATIONS[name]
-    needs = method.needs(**method.parameters | hyper_parameters) if callable(method.needs) else method.needs
-    require(isinstance(needs, tuple), f'{name}: needs must be a tuple of names, such as ("critic",), not {needs!r}')
-    return needs
+def checked(returned: Any, method: Any, batch: Any) -> Tensor:
+    """The weights or credit (B, T) that a credit function returned, 0 on padding; ValueError where that is neither, or
+    `own_numbers` refuses what it logs."""
+    values = per_token(returned, batch, f"{method.name} must return {'weights' if method.is_reweighting else 'credit'}")
+    batch.log = own_numbers(method.name, batch)
+    require(not method.is_reweighting or (values >= 0).all(),
+            f"{method.name} returned a negative weight: credit of either sign is for @token_credit")
+    return values
 
 
 class Grades(dict):
@@ -147,14 +90,14 @@ def check_finite(found: Any, like: Tensor, must: str) -> Tensor:
 
 def check_order(s: Settings, device: torch.device, advantage: Callable, norm: Callable, loss: Callable) -> None:
     """ValueError where the order of puzzles or responses matters to the function of --advantage or --loss_norm, or the
-    rest of a micro-batch to that of --loss: 3 drawn responses to each of 2 puzzles tell. s: with --answers 3."""
+    rest of a micro-batch to that of --loss: 3 drawn responses to each of 2 puzzles tell. s: with --responses 3."""
     generator = torch.Generator().manual_seed(0)
     draw = lambda *shape: torch.rand(shape, dtype=torch.float64, generator=generator).to(device)
     reward, success = draw(6), torch.tensor([0, 1, 0.3, 0.8, 0, 1], dtype=torch.float64, device=device)  # (6,) unequal
     logprob, credit = -draw(6, 8).float(), draw(6, 8).float() - 0.5
     mask = torch.arange(8, device=device) < torch.tensor([[5], [1], [3], [4], [8], [2]], device=device)  # (6, 8)
     batch = lambda r, won: SimpleNamespace(puzzles=range(2), success=won, grades={"r": r, "won": won},
-                                           weights={"r": 2, "won": 1})
+                                           parts={"r": 2, "won": 1})
     compare = lambda r, won: check_finite(advantage(r.view(2, 3), batch(r, won)), r.view(2, 3),
                                           f"--advantage {s.advantage} must give each response").flatten()
     share = lambda mask: check_finite(norm(mask, s), mask, f"--loss_norm {s.loss_norm} must give each token")
