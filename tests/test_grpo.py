@@ -111,6 +111,41 @@ def test_the_kl_in_the_reward_has_the_gradient_of_the_kl_of_responses():
     torch.testing.assert_close(found, torch.autograd.grad(goal, table)[0])
 
 
+def test_noise_of_credit_by_the_tree_of_all_responses():
+    """docs/algorithm.md on noise and length, by all 27 responses of three tokens, and by RLOO's groups of three of
+    them: guards against a wrong or a missing term."""
+    draw = torch.Generator().manual_seed(1)
+    features = torch.randn(13, 3, 5, dtype=torch.float64, generator=draw) / 3  # of 3 tokens behind 1 + 3 + 9 prefixes
+    table = (features @ torch.randn(5, dtype=torch.float64, generator=draw)).softmax(1)  # (13, 3)
+    score = features - (table[..., None] * features).sum(1, keepdim=True)  # (13, 3, 5) in five parameters
+    y = torch.cartesian_prod(*[torch.arange(3)] * 3)  # (27, 3)
+    at = torch.stack((0 * y[:, 0], 1 + y[:, 0], 4 + 3 * y[:, 0] + y[:, 1]), dim=1)  # (27, 3) each token's prefix
+    pi, s, r = table[at, y].prod(1), score[at, y], torch.randint(2, (27,), generator=draw).double()
+
+    def mean(x, t=0):
+        """Of x (27, ...), over the responses that begin with the same t tokens: (27, ...)."""
+        alike = pi * (y[:, None, :t] == y[:, :t]).all(2)  # (27, 27)
+        return torch.tensordot(alike / alike.sum(1, keepdim=True), x, 1)
+
+    square = lambda x: (x**2).sum(-1)
+    A = torch.stack([mean(r, t + 1) - mean(r, t) for t in range(3)], dim=1)  # (27, 3)
+    V, E, whole, terms = mean(r), mean(square(s).sum(1)), square(s.sum(1)), A[..., None] * s  # terms: (27, 3, 5)
+    uniform, kappa = (r - V)[:, None] * s.sum(1), mean((A**2 * square(s)).sum(1)) / mean(square(A))
+    mu = mean(uniform)
+    later = sum(mean((terms[:, t] * mean(terms[:, u], u)).sum(1)) for t, u in ((0, 1), (0, 2), (1, 2)))
+    related = mean((r - V) ** 2 * whole) - V * (1 - V) * mean(whole)
+    trios = torch.cartesian_prod(*[torch.arange(27)] * 3)  # (n, 3)
+    rloo = (grpo.ADVANTAGES["rloo"](r[trios], None)[..., None] * s.sum(1)[trios]).mean(1)  # (n, 5)
+    noise = pi[trios].prod(1) @ square(rloo) - square(mu[0])
+    for found, expected in (
+            (mean(whole), E), (mean(square(A)), V * (1 - V)), (mean(terms.sum(1)), mu),
+            (mean(square(torch.eye(3)[y] - table[at]).sum(1)), mean((1 - square(table[at])).sum(1))),
+            (mean(square(uniform)), V * (1 - V) * E + related),
+            (mean(square(terms.sum(1))), kappa * V * (1 - V) + 2 * later),
+            (noise, (V * (1 - V) * E / 2 + square(mu) / 6 - square(mu) / 3 + related / 3)[0])):
+        torch.testing.assert_close(found, expected)
+
+
 @pytest.mark.parametrize("wrong", [lambda r, s: r / r.std(1, keepdim=True), lambda r, s: r.mean(1),
                                    lambda r, s: 1e99 * r])
 def test_a_wrong_advantage_is_named(wrong, monkeypatch):
