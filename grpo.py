@@ -69,8 +69,10 @@ def overlong(batch: TokenBatch, s: Settings) -> Tensor:
     replies between turns. A response that is cut off loses all of beta, also one whose next reply
     would not have fit.
     """
-    length = batch.mask.sum(1).double() + batch.reward.new_tensor([sum(map(len, x.values())) for x in batch.before])
-    return batch.reward - s.shaping_beta * (5 * length / s.max_new_tokens - 4).clamp(min=0).where(batch.ended, 1.0)
+    replied = [sum(map(len, said.values())) for said in batch.before]  # B
+    length = batch.mask.sum(1).double() + batch.reward.new_tensor(replied)  # (B,)
+    x = (5 * length / s.max_new_tokens - 4).clamp(min=0)
+    return batch.reward - s.shaping_beta * x.where(batch.ended, 1.0)
 
 
 def minus_divergence(batch: TokenBatch, s: Settings) -> Tensor:
@@ -80,7 +82,8 @@ def minus_divergence(batch: TokenBatch, s: Settings) -> Tensor:
     On average its gradient is that of E[r] - beta KL(pi || ref), a KL of whole responses. Compare
     --kl.
     """
-    return batch.reward - s.shaping_beta * (batch.logprob - batch.ask.reference_logprob).double().sum(1)
+    log_ratio = batch.logprob - batch.ask.reference_logprob  # (B, T)
+    return batch.reward - s.shaping_beta * log_ratio.double().sum(1)
 
 
 SHAPINGS = {"none": lambda batch, s: batch.reward, "overlong": overlong, "kl": minus_divergence}
@@ -88,7 +91,8 @@ SHAPINGS = {"none": lambda batch, s: batch.reward, "overlong": overlong, "kl": m
 
 def shape_reward(batch: TokenBatch, s: Settings) -> Tensor:
     """The reward (B,) that is compared. batch.reward stays the graded one, as in the logs."""
-    return check_finite(SHAPINGS[s.shaping](batch, s), batch.reward, f"--shaping {s.shaping} must give each response")
+    shaped = SHAPINGS[s.shaping](batch, s)
+    return check_finite(shaped, batch.reward, f"--shaping {s.shaping} must give each response")
 
 
 # Advantages (Q, G), of the rewards (Q, G), in float64 (see point 4), and of the batch, which most
@@ -151,7 +155,8 @@ def compare(batch: TokenBatch, name: str = "grpo", reward: Tensor | None = None)
     its group's."""
     rewards = by_group(batch, batch.reward if reward is None else reward).double()  # (Q, G)
     advantage = ADVANTAGES[name](rewards, batch)  # (Q, G)
-    return check_finite(advantage, rewards, f"--advantage {name} must give each response").to(batch.logprob).flatten()
+    check_finite(advantage, rewards, f"--advantage {name} must give each response")
+    return advantage.to(batch.logprob).flatten()
 
 
 # ------------------------------------------------------------------------------------------- losses
@@ -162,10 +167,13 @@ def compare(batch: TokenBatch, name: str = "grpo", reward: Tensor | None = None)
 # exactly, the gradient of the gain is credit * grad log pi.
 
 
-def ppo_objective(logprob: Tensor, old: Tensor, credit: Tensor, mask: Tensor, s: Settings) -> tuple[Tensor, Tensor]:
+def ppo_objective(
+    logprob: Tensor, old: Tensor, credit: Tensor, mask: Tensor, s: Settings
+) -> tuple[Tensor, Tensor]:
     """min(ratio c, clip(ratio) c) of credit c: PPO's (1707.06347); DAPO's has --clip_high 0.28
     (2503.14476)."""
-    return clipped_minimum((logprob - old).exp(), credit, s)  # the ratio is 1 at first, and its gradient grad log pi
+    ratio = (logprob - old).exp()  # (b, T) at first 1, and its gradient is grad log pi
+    return clipped_minimum(ratio, credit, s)
 
 
 def clipped_minimum(ratio: Tensor, credit: Tensor, s: Settings) -> tuple[Tensor, Tensor]:
@@ -175,11 +183,13 @@ def clipped_minimum(ratio: Tensor, credit: Tensor, s: Settings) -> tuple[Tensor,
     the ratio has gone the wrong way. For credit < 0 it is the mirror image.
     """
     clipped = ratio.clamp(1 - s.clip_low, 1 + s.clip_high)  # (b, T)
-    stopped = ratio * credit > clipped * credit  # (b, T) then the minimum is the clipped term, which is a constant
+    stopped = ratio * credit > clipped * credit  # (b, T) then the minimum is clipped, a constant
     return torch.minimum(ratio * credit, clipped * credit), stopped
 
 
-def cispo_objective(logprob: Tensor, old: Tensor, credit: Tensor, mask: Tensor, s: Settings) -> tuple[Tensor, Tensor]:
+def cispo_objective(
+    logprob: Tensor, old: Tensor, credit: Tensor, mask: Tensor, s: Settings
+) -> tuple[Tensor, Tensor]:
     """clip(ratio) c log pi, with a constant clip(ratio): no token loses its gradient (CISPO,
     2506.13585).
 
@@ -189,7 +199,9 @@ def cispo_objective(logprob: Tensor, old: Tensor, credit: Tensor, mask: Tensor, 
     return weight * credit * logprob, torch.zeros_like(mask)
 
 
-def gspo_objective(logprob: Tensor, old: Tensor, credit: Tensor, mask: Tensor, s: Settings) -> tuple[Tensor, Tensor]:
+def gspo_objective(
+    logprob: Tensor, old: Tensor, credit: Tensor, mask: Tensor, s: Settings
+) -> tuple[Tensor, Tensor]:
     """PPO's minimum with one ratio for a whole response, the geometric mean of its tokens' (GSPO,
     2507.18071).
 
@@ -200,7 +212,8 @@ def gspo_objective(logprob: Tensor, old: Tensor, credit: Tensor, mask: Tensor, s
     """
     change = (logprob - old).detach() * mask  # (b, T)
     mean = change.sum(1, keepdim=True) / mask.sum(1, keepdim=True)  # (b, 1)
-    ratio = (mean + (logprob - logprob.detach())).exp()  # (b, T) exp(mean), with the gradient of the token's log pi
+    # (b, T) exp(mean), with the gradient of the token's log pi:
+    ratio = (mean + (logprob - logprob.detach())).exp()
     return clipped_minimum(ratio, credit, s)
 
 
@@ -241,13 +254,15 @@ KL_GRADIENTS = {"k3": lambda logprob, reference, _: k3(logprob, reference), "unb
 LOSS_NORMS = {
     "token": lambda mask, s: mask / mask.sum(),  # 1 / N, N the sum of all lengths: DAPO's code
     "sequence": lambda mask, s: mask / (len(mask) * mask.sum(1, keepdim=True)),  # 1 / (B L_i): GRPO
-    "constant": lambda mask, s: mask / (len(mask) * s.max_new_tokens)}  # 1 / (B max_new_tokens): Dr. GRPO
+    "constant": lambda mask, s: mask / (len(mask) * s.max_new_tokens)}  # 1 / (B limit): Dr. GRPO
 
 
 # ------------------------------------------------------------------------------------------ update
 
 
-def plain(model: Qwen2, batch: TokenBatch, rows: Tensor, at_once: int) -> Iterator[tuple[Tensor, Tensor]]:
+def plain(
+    model: Qwen2, batch: TokenBatch, rows: Tensor, at_once: int
+) -> Iterator[tuple[Tensor, Tensor]]:
     """The responses rows (m,), b of like length at a time: their rows in the batch (b,), and log pi
     of their tokens (b, T), with gradient. Each stands behind its own prompt.
 
@@ -266,7 +281,12 @@ READINGS = {"shared": shared, "plain": plain}
 
 
 def objective(
-    logprob: Tensor, old: Tensor, credit: Tensor, mask: Tensor, reference: Tensor | None, s: Settings
+    logprob: Tensor,
+    old: Tensor,
+    credit: Tensor,
+    mask: Tensor,
+    reference: Tensor | None,
+    s: Settings,
 ) -> tuple[Tensor, Tensor, dict]:
     """The gain of each token, minus its KL penalty; where the clip stops a gradient; and columns of
     metrics.csv. All (b, T)."""
@@ -277,7 +297,9 @@ def objective(
     return gain, stopped, columns
 
 
-def update(policy: Policy, optimizer: Optimizer, batch: TokenBatch, credit: Tensor, s: Settings) -> dict:
+def update(
+    policy: Policy, optimizer: Optimizer, batch: TokenBatch, credit: Tensor, s: Settings
+) -> dict:
     """Take --updates_per_batch optimizer steps on one batch, given its credit (B, T). Returns
     columns of metrics.csv. Heads, such as PPO's critic, learn first, if the method has any.
 
@@ -297,11 +319,13 @@ def update(policy: Policy, optimizer: Optimizer, batch: TokenBatch, credit: Tens
     measured = UpdateColumns(batch, used, s)
     for k in range(s.updates_per_batch):
         optimizer.zero_grad()
+        # The responses rows (b,), with log pi (b, T), as all that follows.
         for rows, logprob in READINGS[s.reading](policy.model, batch, used, s.micro_batch):
             if k == 0 and s.old_logprob == "update":  # see point 3 above
                 old[rows] = logprob.detach()
-            known = None if reference is None else reference[rows]  # (b, T), as all that follows
-            gain, stopped, columns = objective(logprob, old[rows], credit[rows], batch.mask[rows], known, s)
+            start = None if reference is None else reference[rows]
+            gain, stopped, columns = objective(
+                logprob, old[rows], credit[rows], batch.mask[rows], start, s)
             loss = -(gain * share[rows])
             loss.sum().backward()
             measured.add(rows, logprob, loss, stopped, columns)

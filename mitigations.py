@@ -44,7 +44,8 @@ from plumbing.files import require
 from rollout import TokenBatch, by_group, graded_without, z_score
 from settings import Settings
 from tasks.arithmetic import CalculationSpan
-from tasks.text import FILLER, REASONING, ROLES, STRUCTURE, anchors  # noqa: F401  for your idea: `batch.role == FILLER`
+# The first three for your idea, as in `batch.role == FILLER`.
+from tasks.text import FILLER, REASONING, ROLES, STRUCTURE, anchors  # noqa: F401
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class CreditFunction:
     function: Callable[..., Tensor]  # as it was written
     is_reweighting: bool  # whether it returns weights, else credit
     from_advantage: bool  # whether it reads batch.advantage: only then --advantage has an effect
-    needs: tuple[str, ...] | Callable  # what a run must provide, or a function of its hyper-parameters
+    needs: tuple[str, ...] | Callable  # what a run must provide; or a function of the flags
 
     def __call__(self, batch: TokenBatch, /, *arguments, **hyper_parameters) -> Tensor:
         """Credit (B, T), 0 on padding."""
@@ -69,13 +70,14 @@ class CreditFunction:
     @property
     def summary(self) -> str:
         """The first paragraph of the function's docstring."""
-        return " ".join((inspect.getdoc(self.function) or "no docstring yet").split("\n\n")[0].split())
+        document = inspect.getdoc(self.function) or "no docstring yet"
+        return " ".join(document.split("\n\n")[0].split())
 
     @property
     def parameters(self) -> dict[str, bool | int | float | str]:
         """The hyper-parameters and their defaults, read from the function's signature."""
-        signature = inspect.signature(self.function)
-        return {p.name: p.default for p in signature.parameters.values() if p.default is not p.empty}
+        parameters = inspect.signature(self.function).parameters.values()
+        return {p.name: p.default for p in parameters if p.default is not p.empty}
 
 
 MITIGATIONS: dict[str, CreditFunction] = {}  # by name; importing `methods` completes it
@@ -83,7 +85,7 @@ MITIGATIONS: dict[str, CreditFunction] = {}  # by name; importing `methods` comp
 
 def register(function: Callable | None, name: str = "", **properties) -> Callable:
     """The CreditFunction of a function, which MITIGATIONS has by its name from now on."""
-    if function is None:  # the decorator has arguments: Python hands over the function in a second call
+    if function is None:  # a decorator with arguments gets the function in a second call
         return partial(register, name=name, **properties)
     name = name or getattr(function, "__name__", "")
     check_name(function, name, MITIGATIONS)
@@ -126,7 +128,8 @@ def token_credit(
     and --shaping. needs: what it asks for beyond the batch, see `reweighting`. name: that of
     --mitigation, if not the function's own.
     """
-    return register(function, name, is_reweighting=False, from_advantage=from_advantage, needs=needs)
+    properties = {"is_reweighting": False, "from_advantage": from_advantage, "needs": needs}
+    return register(function, name, **properties)
 
 
 @token_credit(name="none", from_advantage=True)
@@ -151,7 +154,9 @@ def reweight(batch: TokenBatch, weight: Tensor) -> Tensor:
     return batch.advantage[:, None] * NORMALIZATIONS[batch.normalize](scaled, batch.mask)
 
 
-def reweighting(function: Callable | None = None, *, needs: tuple[str, ...] | Callable = ()) -> Callable:
+def reweighting(
+    function: Callable | None = None, *, needs: tuple[str, ...] | Callable = ()
+) -> Callable:
     """Decorator for a function that returns weights (B, T) >= 0. Decorated, it returns credit, made
     by `reweight`.
 
@@ -175,8 +180,13 @@ def unit_mean(weight: Tensor, mask: Tensor) -> Tensor:
     return weight * (mask.sum(1, keepdim=True) / torch.where(total > 0, total, 1.0))
 
 
-NORMALIZATIONS = {"response": unit_mean, "none": lambda weight, mask: weight,
-                  "step": lambda weight, mask: unit_mean(weight.reshape(1, -1), mask.reshape(1, -1)).view_as(weight)}
+def unit_mean_in_step(weight: Tensor, mask: Tensor) -> Tensor:
+    """The same over all tokens of the step."""
+    return unit_mean(weight.reshape(1, -1), mask.reshape(1, -1)).view_as(weight)
+
+
+NORMALIZATIONS = {
+    "response": unit_mean, "step": unit_mean_in_step, "none": lambda weight, mask: weight}
 
 
 # ------------------------------------------------------------- the original work's seven strategies
@@ -221,16 +231,18 @@ def attention_credit(batch: TokenBatch, credit_scale: float = 2.0) -> Tensor:
     Here: 1.0 ± 1.2, lab/study/tables.md.
     """
     require(credit_scale >= 0, "--credit_scale must be 0 or more")
-    # ask.attention[:, t, u]: what token t's state pays to token u. Summed over the answer's t, by
-    # u:
-    total = (batch.ask.attention * batch.in_answer[:, :, None]).sum(1)  # (B, T) what the whole answer pays to the token
-    later = batch.in_answer.sum(1, keepdim=True) - batch.in_answer.cumsum(1)  # (B, T) answer tokens after this one
+    answer = batch.in_answer
+    # ask.attention[:, t, u]: what token t's state pays to token u. (B, T) from the whole answer:
+    total = (batch.ask.attention * answer[:, :, None]).sum(1)
+    later = answer.sum(1, keepdim=True) - answer.cumsum(1)  # (B, T) answer tokens after this one
     mean = total / later.clamp(min=1) * batch.mask  # (B, T) what each of them pays
     return 1 + credit_scale * unit_mean(mean, batch.mask)
 
 
 @token_credit(from_advantage=True, needs=("calculations",))
-def reward_decomposition(batch: TokenBatch, weights: str = "0.1,0.3,1", stepwise: bool = False) -> Tensor:
+def reward_decomposition(
+    batch: TokenBatch, weights: str = "0.1,0.3,1", stepwise: bool = False
+) -> Tensor:
     """credit = a A_format on tags + b A_steps before <answer> + c A_success in it: normalize, then
     add (2601.05242).
 
@@ -246,22 +258,28 @@ def reward_decomposition(batch: TokenBatch, weights: str = "0.1,0.3,1", stepwise
         a, b, c = map(float, weights.split(","))
     except ValueError:
         raise ValueError("--weights must be three numbers, as in 0.1,0.3,1") from None
-    written = [written_calculations(batch, i) for i in range(len(batch.text))]  # B lists of S calculations
-    verdicts = [torch.tensor([right for *_, right in found], dtype=torch.float32) for found in written]  # B of (S,)
-    share = torch.stack([v.sum() / max(len(v), 1) for v in verdicts]).to(batch.reward.device)  # (B,) 0 without any
-    process, format, answer = (z_score(by_group(batch, r[:, None])).view(-1, 1)  # in each group, (Q, G, 1)
-                               for r in (share, batch.format, batch.success))  # (B,) each -> (B, 1) each
-    thinking = calculation_advantage(batch, written, verdicts) if stepwise else process  # (B, T) or (B, 1)
+    written = [written_calculations(batch, i) for i in range(len(batch.text))]  # B lists of S
+    verdicts = [torch.tensor([float(right) for *_, right in found]) for found in written]  # B, (S,)
+    share = torch.stack([v.sum() / max(len(v), 1) for v in verdicts])  # (B,) 0 without any
+    share = share.to(batch.reward.device)
+    process, format, answer = (  # (B,) each -> (B, 1) each, in each group
+        z_score(by_group(batch, reward[:, None])).view(-1, 1)
+        for reward in (share, batch.format, batch.success))
+    thinking = process  # (B, 1)
+    if stepwise:
+        thinking = calculation_advantage(batch, written, verdicts)  # (B, T)
     section = torch.where(batch.in_answer, c * answer, b * thinking)  # (B, T)
     credit = a * format * (batch.role == STRUCTURE) + section  # (B, T)
-    defined = torch.tensor([len(v) > 0 for v in verdicts], device=share.device) & batch.in_answer.any(1)  # (B,)
+    calculates = torch.tensor([len(v) > 0 for v in verdicts], device=share.device)  # (B,)
+    defined = calculates & batch.in_answer.any(1)  # (B,)
     return torch.where(defined[:, None], credit, grpo(batch))
 
 
 def written_calculations(batch: TokenBatch, i: int) -> list[tuple[Tensor, CalculationSpan, bool]]:
     """Each calculation written in response i: its tokens (T,) bool, the spans of its parts, and
     whether it is right."""
-    position = torch.from_numpy(anchors(batch.text[i], batch.spans[i])).to(batch.mask.device)  # (L,) decides of each
+    position = torch.from_numpy(anchors(batch.text[i], batch.spans[i]))  # (L,) decides of each
+    position = position.to(batch.mask.device)
     found = []
     for span, right in batch.task.calculations(batch.text[i], batch.puzzles[batch.group[i]]):
         tokens = torch.zeros_like(batch.mask[i])  # (T,)
@@ -273,12 +291,14 @@ def written_calculations(batch: TokenBatch, i: int) -> list[tuple[Tensor, Calcul
 def calculation_advantage(batch: TokenBatch, written: list[list], verdicts: list[Tensor]) -> Tensor:
     """The verdict (0 or 1) on each calculation, z-scored over its group, on its tokens (B, T); 0
     elsewhere."""
-    advantage, G = batch.advantage.new_zeros(batch.mask.shape), len(batch.text) // len(batch.puzzles)
+    advantage = batch.advantage.new_zeros(batch.mask.shape)
+    G = len(batch.text) // len(batch.puzzles)
     for i, verdict in enumerate(verdicts):
         if len(verdict):
-            group = torch.cat(verdicts[i // G * G : i // G * G + G])  # all calculations of the group
-            z = ((verdict - group.mean()) / (group.std(correction=0) + 1e-4)).to(advantage.device)  # (S,)
-            for (tokens, *_), value in zip(written[i], z):
+            first = i // G * G
+            group = torch.cat(verdicts[first : first + G])  # all calculations of the group
+            z = (verdict - group.mean()) / (group.std(correction=0) + 1e-4)  # (S,)
+            for (tokens, *_), value in zip(written[i], z.to(advantage.device)):
                 advantage[i, tokens] = value
     return advantage
 
@@ -299,7 +319,8 @@ def regrade_ablation(batch: TokenBatch, tokens: bool = False) -> Tensor:
         if tokens:
             parts = [(t, start, stop) for t, (start, stop) in enumerate(spans)]
         else:
-            parts = [(where, span.a[0], span.result[1]) for where, span, _ in written_calculations(batch, i)]
+            parts = [(where, span.a[0], span.result[1])
+                     for where, span, _ in written_calculations(batch, i)]
         reward = graded_without(batch, i, 0, 0)
         for where, start, stop in parts:  # where: a mask of tokens, or one of them
             weight[i, where] = abs(reward - graded_without(batch, i, start, stop))
@@ -368,7 +389,9 @@ def entropy_weighted(batch: TokenBatch, entropy_temp: float = 1.0) -> Tensor:
 
 
 @reweighting
-def token_type(batch: TokenBatch, filler: float = 0.5, reasoning: float = 1.0, structure: float = 1.0) -> Tensor:
+def token_type(
+    batch: TokenBatch, filler: float = 0.5, reasoning: float = 1.0, structure: float = 1.0
+) -> Tensor:
     """credit = A * the flag of the token's role: filler is prose, reasoning arithmetic, structure
     tags (ours).
 

@@ -12,6 +12,7 @@ countdown_task.py; the code here knows nothing of Countdown.
 Run it:  python train.py --mitigation none
 """
 from dataclasses import dataclass, field
+from functools import partial
 from types import ModuleType
 from typing import Any, Iterator, NamedTuple, Self
 
@@ -104,7 +105,7 @@ class TokenBatch:
     mask: Tensor  # (B, T) bool, True on sampled tokens (the end token included), False on padding
     logprob: Tensor  # (B, T) log pi(token), recorded while sampling
     entropy: Tensor  # (B, T) entropy of the sampling distribution, nats
-    logit_grad: Tensor  # (B, T) ||onehot - p||, the size of log pi's gradient in logits, for the log
+    logit_grad: Tensor  # (B, T) ||onehot - p||, the size of log pi's gradient in logits
     ended: Tensor  # (B,) bool, False where the token limit cut the response off
     before: Replies  # B, {t: what was said before token t, as tokens}; {} in a single turn
     # How it was graded.
@@ -119,7 +120,7 @@ class TokenBatch:
     prompts: tuple[list[int], ...]  # Q, their tokens
     task: ModuleType  # such as countdown_task
     # What each token is, for credit functions and the log. GRPO itself reads none of it.
-    role: Tensor  # (B, T) int8, of tasks/text.py: FILLER (prose, padding), REASONING, STRUCTURE (tags)
+    role: Tensor  # (B, T) int8, of tasks/text.py: FILLER (and padding), REASONING, STRUCTURE
     in_answer: Tensor  # (B, T) bool, in the graded answer: in Countdown, from <answer> on
     text: tuple[str, ...]  # B, decoded, end tokens removed, with the replies between its turns
     spans: tuple[tuple[tuple[int, int], ...], ...]  # B, the characters of each token in the text
@@ -127,7 +128,8 @@ class TokenBatch:
     normalize: str  # how `reweight` of mitigations.py rescales weights
     ask: Any = None  # the Queries of methods/queries.py: they run the model for what they are asked
     advantage: Tensor | None = None  # (B,) how each reward compares: by `compare` of grpo.py
-    log: dict[str, Tensor] = field(default_factory=dict, init=False)  # (B, T) a method's own columns
+    # (B, T) each: a credit function's own columns of the credit log
+    log: dict[str, Tensor] = field(default_factory=dict, init=False)
 
 
 def by_group(batch: TokenBatch, values: Tensor) -> Tensor:
@@ -154,7 +156,8 @@ def z_score(values: Tensor, mask: Tensor | None = None) -> Tensor:
     """
     mask = torch.ones_like(values, dtype=torch.bool) if mask is None else mask
     count = mask.sum((-2, -1), keepdim=True).clamp(min=1)  # (..., 1, 1)
-    mean = torch.where(mask, values.double(), 0.0).sum((-2, -1), keepdim=True) / count  # (..., 1, 1)
+    total = torch.where(mask, values.double(), 0.0).sum((-2, -1), keepdim=True)  # (..., 1, 1)
+    mean = total / count
     deviation = torch.where(mask, values - mean, 0.0)  # (..., n, T)
     std = ((deviation**2).sum((-2, -1), keepdim=True) / count).sqrt()  # (..., 1, 1)
     return (deviation / (std + 1e-4)).to(values)
@@ -166,7 +169,8 @@ def z_score(values: Tensor, mask: Tensor | None = None) -> Tensor:
 def draw_puzzles(training: list, s: Settings, step: int) -> list:
     """The Q puzzles of a step: puzzle i of the run is number i % N of epoch i // N. Every epoch
     shuffles the N training puzzles anew, in an order that depends on the seed alone."""
-    N, first = len(training), (step - 1) * s.questions  # how many puzzles earlier steps had
+    N = len(training)
+    first = (step - 1) * s.questions  # how many puzzles earlier steps had
     epochs = range(first // N, (first + s.questions) // N + 1)  # that the step may touch
     order = np.concatenate(
         [np.random.default_rng(seed_of("order", s.seed, e)).permutation(N) for e in epochs])
@@ -175,10 +179,11 @@ def draw_puzzles(training: list, s: Settings, step: int) -> list:
 
 def rollout(policy: Policy, puzzles: list, s: Settings, step: int) -> TokenBatch:
     """Sample and grade the B responses of a step, G = --responses to each of Q puzzles."""
-    uniforms = draw_uniforms(s.seed, step, len(puzzles), s.responses, s.max_new_tokens)  # (B, limit)
+    limit = s.max_new_tokens
+    uniforms = draw_uniforms(s.seed, step, len(puzzles), s.responses, limit)  # (B, limit)
     prompts = [policy.prompt(puzzle) for puzzle in puzzles]  # Q
     progress = Progress("sampling", len(uniforms))
-    rules = Rules(watch=progress.part(done=0, size=len(uniforms), limit=s.max_new_tokens))
+    rules = Rules(watch=progress.part(done=0, size=len(uniforms), limit=limit))
     graded = respond(policy.for_step(s, step), puzzles, prompts, uniforms, rules)
     return token_batch(policy, puzzles, prompts, graded, s)
 
@@ -242,7 +247,8 @@ def decode_and_grade(
     begun, before = begun or [[]] * len(puzzles), before or [{}] * len(puzzles)
     if hasattr(policy.task, "reply"):
         return Graded(samples, *turns.decode_and_grade(policy, puzzles, samples, begun, before))
-    G, texts, spans, grades = len(samples.tokens) // len(puzzles), [], [], []
+    G = len(samples.tokens) // len(puzzles)
+    texts, spans, grades = [], [], []
     for i, length in enumerate(samples.mask.sum(1).tolist()):
         tokens = begun[i // G] + samples.tokens[i, :length].tolist()
         text, places = policy.tokenizer.decode(tokens)
@@ -252,13 +258,18 @@ def decode_and_grade(
     return Graded(samples, tuple(texts), tuple(spans), tuple(grades))
 
 
-def token_batch(policy: Policy, puzzles: list, prompts: list, graded: Graded, s: Settings) -> TokenBatch:
+def token_batch(
+    policy: Policy, puzzles: list, prompts: list, graded: Graded, s: Settings
+) -> TokenBatch:
     """The batch of a step. (`compare` of grpo.py adds the advantage, the step adds `ask`.)"""
-    (B, T), Q, device = graded.samples.tokens.shape, len(puzzles), graded.samples.tokens.device
-    role, in_answer = np.zeros((B, T), np.int8), np.zeros((B, T), bool)  # (B, T) each
+    Q = len(puzzles)
+    B, T = graded.samples.tokens.shape
+    device = graded.samples.tokens.device
+    role = np.zeros((B, T), np.int8)  # (B, T)
+    in_answer = np.zeros((B, T), bool)  # (B, T)
     for i, (text, places) in enumerate(zip(graded.texts, graded.spans)):
-        found = check_roles(policy.task.roles(text, places), L := len(places))
-        role[i, :L], in_answer[i, :L] = found
+        L = len(places)
+        role[i, :L], in_answer[i, :L] = check_roles(policy.task.roles(text, places), L)
     names = dict.fromkeys(name for grade in graded.grades for name in grade)  # each once, in order
     grades = {name: [grade.get(name, torch.nan) for grade in graded.grades] for name in names}
     # In float64, where 1e7 and 1e7 + 0.1 differ: float32 would make them equal rewards.
@@ -283,12 +294,16 @@ def whole_texts(
     """The responses rows (m,) as the model reads them, b of like length at a time: their rows in
     the batch (b,); the texts (b, S), each response behind its own prompt, padded on the right; and
     which of these tokens the policy sampled (b, S)."""
+    if not len(rows):
+        return
     before = [batch.before[i] for i in rows.tolist()]  # {} each, in a single turn
     said, own = turns.with_replies(batch.tokens[rows], batch.mask[rows], before)
-    prompts = [torch.tensor(batch.prompts[q], device=rows.device) for q in batch.group[rows].tolist()]
-    texts = pad_sequence([torch.cat(pair) for pair in zip(prompts, said)], batch_first=True)
-    sampled = pad_sequence([F.pad(x, (len(prompt), 0)) for prompt, x in zip(prompts, own)], batch_first=True)
-    length = (sampled * torch.arange(1, 1 + texts.shape[1], device=rows.device)).amax(1)  # (m,)
+    prompts = [torch.tensor(batch.prompts[q]).to(said) for q in batch.group[rows].tolist()]
+    pad = partial(pad_sequence, batch_first=True)
+    texts = pad([torch.cat(pair) for pair in zip(prompts, said)])  # (m, S)
+    sampled = pad([F.pad(x, (len(prompt), 0)) for prompt, x in zip(prompts, own)])  # (m, S)
+    number = torch.arange(1, 1 + texts.shape[1], device=rows.device)
+    length = (sampled * number).amax(1)  # (m,) up to the last sampled token
     for some in of_like_length(length, at_once):
         S = int(length[some[0]])  # the longest comes first
         yield rows[some], texts[some, :S], sampled[some, :S]
@@ -298,5 +313,6 @@ def graded_without(batch: TokenBatch, i: int, start: int, stop: int) -> float:
     """The reward of response i without its characters from start to stop; what was replied stays as
     it is."""
     several = [turns.texts_without(batch, i, start, stop)] if hasattr(batch.task, "reply") else []
-    puzzle, cut = batch.puzzles[batch.group[i]], batch.text[i][:start] + batch.text[i][stop:]
+    puzzle = batch.puzzles[batch.group[i]]
+    cut = batch.text[i][:start] + batch.text[i][stop:]
     return graded(batch.task, batch.parts, cut, puzzle, *several)["reward"]

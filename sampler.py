@@ -29,9 +29,9 @@ from plumbing.compute import by_rows, distinct_texts
 from plumbing.decoding import new_decoder
 from qwen2_model import Cache, Qwen2, wide
 
-LOGITS_AT_ONCE = {"cpu": 2**18}  # so many become tokens at a time: on a CPU as many as its cache holds
+LOGITS_AT_ONCE = {"cpu": 2**18}  # so many at a time: on a CPU as many as its cache holds
 
-Replies = Sequence[dict[int, list[int]]]  # of each response, {t: the tokens it reads before its token t}
+Replies = Sequence[dict[int, list[int]]]  # each {t: what is read before token t}
 
 
 class Samples(NamedTuple):
@@ -45,16 +45,16 @@ class Samples(NamedTuple):
     mask: Tensor  # (B, T) bool, True on sampled tokens, the end token included
     logprob: Tensor  # (B, T) log pi(token), 0 on padding
     entropy: Tensor  # (B, T) entropy of pi before the token, nats
-    logit_grad: Tensor  # (B, T) ||onehot - p||: norm of the gradient of log pi in logits / temperature
+    logit_grad: Tensor  # (B, T) ||onehot - p||, see `describe`
     ended: Tensor  # (B,) bool, False where the token limit cut the response off
-    before: Replies  # B, what was said to each between its tokens, see extras/turns.py; {} in one turn
+    before: Replies  # B, what each was told between turns, see extras/turns.py; else {}
 
 
 class Rules(NamedTuple):
     """What a sampler may be told besides."""
 
     limit: Tensor | None = None  # (B,) the tokens that each response may have; None: T
-    excluded: Tensor | None = None  # (B,) what its first token may not be, as methods/oracle.py wants
+    excluded: Tensor | None = None  # (B,) what the first token may not be: methods/oracle.py
     greedy: bool = False  # take the most probable token, whatever the random number
     # Called after each column, with their number, and the share of responses still running.
     watch: Callable[[int, float], object] = lambda columns, running: None
@@ -73,7 +73,8 @@ def draw(p: Tensor, uniform: Tensor) -> Tensor:
     cumulative = p.cumsum(-1, dtype=torch.float64)  # (n, V)
     # right=True finds the first entry strictly above the number. A token of probability 0 adds
     # nothing to the sum, so it is never drawn, unless all are 0.
-    token = torch.searchsorted(cumulative, uniform[:, None] * cumulative[:, -1:], right=True)  # (n, 1)
+    number = uniform[:, None] * cumulative[:, -1:]  # (n, 1)
+    token = torch.searchsorted(cumulative, number, right=True)  # (n, 1)
     # NaN gives an index past the end; rollout.py refuses its log-prob.
     return token.clamp(max=p.shape[1] - 1)
 
@@ -89,8 +90,8 @@ def describe(log_probs: Tensor, p: Tensor, token: Tensor) -> Tensor:
     """
     entropy = -torch.linalg.vecdot(p, log_probs)
     others = p.scatter(1, token, 0.0)  # (n, V)
-    own, rest = others.sum(1), torch.linalg.vector_norm(others, dim=1)  # (n,) each
-    return torch.stack((log_probs.gather(1, token)[:, 0], entropy, torch.hypot(own, rest)), dim=1)
+    norm = torch.hypot(others.sum(1), torch.linalg.vector_norm(others, dim=1))  # (n,)
+    return torch.stack((log_probs.gather(1, token)[:, 0], entropy, norm), dim=1)
 
 
 def choose(
@@ -126,10 +127,12 @@ def generate(
     uniforms (B, T) float64 in [0, 1): the random number behind each token. A response stops at one
     of end_tokens, or after T tokens, or where the rules say so.
     """
-    (B, T), G, device = uniforms.shape, len(uniforms) // len(prompts), model.norm.device
-    uniforms, ends = uniforms.to(device), torch.tensor(end_tokens, device=device)
-    limit = torch.full((B,), T) if rules.limit is None else rules.limit
-    limit = limit.to(device)  # (B,)
+    B, T = uniforms.shape
+    G = B // len(prompts)
+    device = model.norm.device
+    uniforms = uniforms.to(device)
+    ends = torch.tensor(end_tokens, device=device)
+    limit = (torch.full((B,), T) if rules.limit is None else rules.limit).to(device)  # (B,)
     excluded = None if rules.excluded is None else rules.excluded.to(device)
     tokens = torch.zeros(B, T, dtype=torch.long, device=device)
     facts = wide(torch.zeros(3, B, T, dtype=model.dtype, device=device))  # what `describe` finds
@@ -144,13 +147,15 @@ def generate(
             logits = model.logits(decoder.states(token))  # (B', V)
             never = excluded if t == 0 else None
             token, found = choose(logits, uniforms[rows, t], never, rules.greedy)  # (B',), (B', 3)
-            tokens[rows, t], facts[:, rows, t], length[rows] = token, found.T, t + 1
+            tokens[rows, t] = token
+            facts[:, rows, t] = found.T
+            length[rows] = t + 1
             running = ~torch.isin(token, ends) & (limit[rows] > t + 1)  # (B',)
             rows, token = decoder.keep(running, rows, token)
             rules.watch(t + 1, len(rows) / B)
             if len(rows) == 0:
                 break
-    mask = torch.arange(t + 1, device=device) < length[:, None]  # (B, T) from here on T is the longest
+    mask = torch.arange(t + 1, device=device) < length[:, None]  # (B, T): T is now the longest
     ended = torch.isin(tokens.gather(1, length[:, None] - 1)[:, 0], ends)  # (B,)
     return Samples(tokens[:, : t + 1], mask, *facts[..., : t + 1], ended, ({},) * B)
 

@@ -1,13 +1,13 @@
 """GRPO (group relative policy optimization): the loop and the evaluation.
 
-    python train.py --mitigation none                                       the bundled model, three minutes
-    python train.py --mitigation outcome_conditional --think_discount 0.5   another way to assign credit
-    python train.py --model path/to/Qwen2.5-0.5B-Instruct --lr 1e-6         a real checkpoint
-    python train.py --task guess                                            another task, in several turns
-    python train.py --steps 0                                               only evaluate
-    python train.py --resume runs/none-seed0                                continue a run that was stopped or killed
-    python train.py --config runs/none-seed0/config.json --seed 1           another run's settings, but for those given
-    python train.py --on_step tracking:tensorboard                          hand each row of metrics.csv to a function
+    python train.py --mitigation none                               the bundled model, three minutes
+    python train.py --mitigation entropy_ratio                      another way to assign credit
+    python train.py --model path/to/Qwen2.5-0.5B-Instruct --lr 1e-6 a real checkpoint
+    python train.py --task guess                                    another task, in several turns
+    python train.py --steps 0                                       only evaluate
+    python train.py --resume runs/none-seed0                        continue a run that was stopped
+    python train.py --config runs/none-seed0/config.json --seed 1   a run's settings, but for these
+    python train.py --on_step tracking:tensorboard                  each row of metrics.csv, to you
 
 A *mitigation* is a credit function: the name is that of the work which this project examines.
 GRPO's formulas: grpo.py.
@@ -93,7 +93,8 @@ def measure_pass(policy: Policy, heldout: list, s: Settings) -> dict[str, float]
     its standard error."""
     if (k := s.pass_at) == 0:
         return {}
-    print(f"measuring pass@{k}: {k} responses to each of {len(heldout)} held-out puzzles", flush=True)
+    print(f"measuring pass@{k}: {k} responses to each of {len(heldout)} held-out puzzles",
+          flush=True)
     success = evaluate(policy, heldout, k, replace(s, eval_greedy=False))  # (Q, k)
     solved = success.max(1)
     print(f"pass@{k} {solved.mean():.1%}", flush=True)

@@ -154,7 +154,8 @@ def play(
     watch = lambda t, running: rules.watch(t, running * len(playing) / B)
     turn_rules = rules._replace(watch=watch)
     while playing:
-        turn = next_turn(model, [episodes[i] for i in playing], uniforms[playing], end_tokens, turn_rules)
+        some = [episodes[i] for i in playing]
+        turn = next_turn(model, some, uniforms[playing], end_tokens, turn_rules)
         going = []
         for row, i in enumerate(playing):
             episodes[i].say(turn, row)

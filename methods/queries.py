@@ -19,7 +19,8 @@ from torch import Tensor
 from extras.turns import interleave
 from plumbing.checks import per_token
 from plumbing.metrics import sampling_cost, tokens_in
-from plumbing.shared_prompts import MicroBatch, logprobs, predicting_states, read_responses, responses
+from plumbing.shared_prompts import (MicroBatch, logprobs, predicting_states, read_responses,
+                                     responses)
 from qwen2_model import Qwen2, probabilities, wide
 from rollout import Policy, TokenBatch, group_mean, respond, seed_of
 from sampler import Rules
@@ -32,7 +33,10 @@ class Queries:
     """What can be asked about one batch."""
 
     def __init__(self, policy: Policy, batch: TokenBatch, s: Settings, step: int):
-        self.policy, self.batch, self.s, self.step = policy.for_step(s, step, "continuations"), batch, s, step
+        self.policy = policy.for_step(s, step, "continuations")
+        self.batch = batch
+        self.s = s
+        self.step = step
         self.computed: dict[str, Tensor] = {}  # the answers so far
         # What the step cost so far, for metrics.csv: tokens sampled, and tokens read without
         # gradient.
@@ -58,24 +62,29 @@ class Queries:
 
         Of the last layer, averaged over its heads.
         """
-        return self.once("attention", lambda: self.read(partial(attention_paid, self.batch.tokens.shape[1]),
-                                                         self.policy.model))
+        reader = partial(attention_paid, self.batch.tokens.shape[1])
+        return self.once("attention", lambda: self.read(reader, self.policy.model))
 
     @torch.no_grad()
     def head(self, name: str) -> Tensor:
         """What a head of methods/heads.py says before each token (B, T), 0 on padding: "critic" the
         expected reward."""
         if name not in self.policy.heads:
-            raise ValueError(f'no {name}: add needs=("{name}",) to the decorator of this credit function')
-        read, duty = self.policy.heads[name].read, f"the head {name} must read numbers"
-        return self.once(name, lambda: per_token(read(self.hidden, self.batch.mask), self.batch, duty))
+            raise ValueError(
+                f'no {name}: add needs=("{name}",) to the decorator of this credit function')
+        head = self.policy.heads[name]
+        said = lambda: head.read(self.hidden, self.batch.mask)
+        return self.once(
+            name, lambda: per_token(said(), self.batch, f"the head {name} must read numbers"))
 
     @property
     def reference_logprob(self) -> Tensor:
         """Log-prob (B, T) of each token under the reference model, 0 on padding."""
         if self.policy.reference is None:
-            raise ValueError('no reference model: add needs=("reference",) to the decorator of this credit function, '
-                             "or the name of a shaping that asks for it, as kl does, to load_policy in start.py")
+            raise ValueError(
+                'no reference model: add needs=("reference",) to the decorator of this credit '
+                "function, or the name of a shaping that asks for it, as kl does, to load_policy "
+                "in start.py")
         return self.once("reference", lambda: self.read(logprobs, self.policy.reference))
 
     def logprob_without(self, rows: Tensor, hide: Tensor) -> Tensor:
@@ -95,7 +104,9 @@ class Queries:
         return torch.Generator().manual_seed(seed_of(name, self.s.seed, self.step))
 
     @torch.no_grad()
-    def read(self, reader: Callable, model: Qwen2, rows: Tensor | None = None, *given: Tensor) -> Tensor:
+    def read(
+        self, reader: Callable, model: Qwen2, rows: Tensor | None = None, *given: Tensor
+    ) -> Tensor:
         """What a reader finds, (m, T, ...), in the responses rows (m,), or in all. given (m, T,
         ...): what it is told of each token. See `read_responses` of plumbing/shared_prompts.py."""
         batch = self.batch
@@ -113,11 +124,12 @@ class Queries:
         """
         counts = counts.cpu().long()  # (B, T)
         each = counts[counts > 0]  # (p,) how many continuations start at each of p places
-        starts = counts.nonzero().repeat_interleave(each, 0)  # (n, 2) where each one starts: response, position
-        uniforms = torch.rand(len(starts), self.s.max_new_tokens, generator=self.generator("rollouts"),
-                              dtype=torch.float64)  # (n, limit)
+        starts = counts.nonzero().repeat_interleave(each, 0)  # (n, 2) of each: response, position
+        numbers = {"generator": self.generator("rollouts"), "dtype": torch.float64}
+        uniforms = torch.rand(len(starts), self.s.max_new_tokens, **numbers)  # (n, limit)
         rewards = torch.zeros(len(starts), dtype=torch.float64)  # (n,)
-        for chunk in filter(len, starts[:, 1].argsort(stable=True).split(ROWS_AT_ONCE)):  # (c,) shortest prefix first
+        order = starts[:, 1].argsort(stable=True)  # (n,) the shortest prefix first
+        for chunk in filter(len, order.split(ROWS_AT_ONCE)):  # (c,)
             rewards[chunk] = self.continue_from(starts[chunk], uniforms[chunk], other)
         values = torch.zeros(counts.shape, dtype=torch.float64)  # (B, T)
         means = [group_mean(found[None]).item() for found in rewards.split(each.tolist())]  # p
@@ -130,15 +142,19 @@ class Queries:
 
         starts (n, 2): a response, and the position of the first token that is sampled anew.
         """
-        batch, (rows, columns), places = self.batch, starts.T, starts.tolist()  # (n,) each; n
-        asked = batch.group[rows].tolist()
-        puzzles, prompts = [batch.puzzles[q] for q in asked], [batch.prompts[q] for q in asked]
+        batch = self.batch
+        places = starts.tolist()  # n
+        asked = batch.group[starts[:, 0]].tolist()
+        puzzles = [batch.puzzles[q] for q in asked]
+        prompts = [batch.prompts[q] for q in asked]
         begun = [batch.tokens[i, :t].tolist() for i, t in places]
         before = [{c: said for c, said in batch.before[i].items() if c <= t} for i, t in places]
-        texts = [prompt + interleave(*read) for prompt, *read in zip(prompts, begun, before)]
-        left = self.s.max_new_tokens + torch.tensor([len(p) - len(text) for p, text in zip(prompts, texts)])
-        excluded = batch.tokens[rows, columns] if other else None  # (n,)
-        found = respond(self.policy, puzzles, prompts, uniforms[:, : left.max()], Rules(left, excluded), begun, before)
+        read = [interleave(*pair) for pair in zip(begun, before)]  # n, behind the prompt
+        left = self.s.max_new_tokens - torch.tensor([len(tokens) for tokens in read])  # (n,)
+        rules = Rules(left, batch.tokens[starts[:, 0], starts[:, 1]] if other else None)
+        uniforms = uniforms[:, : left.max()]
+        found = respond(self.policy, puzzles, prompts, uniforms, rules, begun, before)
+        texts = [prompt + tokens for prompt, tokens in zip(prompts, read)]
         sampled, read = sampling_cost(texts, found.samples)
         self.tokens_sampled += sampled
         self.tokens_read += read
@@ -152,19 +168,24 @@ def attention_paid(T: int, model: Qwen2, micro: MicroBatch) -> Tensor:
     """What the state before each sampled token pays to each token of its response, (n, T), in the
     last layer, averaged over its heads. What is paid to the prompt and to replies is left out."""
     last, given = model.layers[-1], []
-    with last.register_forward_pre_hook(lambda _, arguments: given.extend(arguments)):  # of Layer.forward
+    with last.register_forward_pre_hook(lambda _, arguments: given.extend(arguments)):
         model.hidden(micro.inputs, micro.cache)
-    x, rotation, mask, _ = given
+    x, rotation, mask, _ = given  # the arguments of Layer.forward
     q, _, _ = last.heads(x, rotation)  # (b, H, S, d)
-    paid = wide(probabilities(q, micro.cache.keys[-1], mask).mean(1))[..., -x.shape[1] :]  # (b, S, S) to each input
-    states = [row.nonzero()[:, 0] for row in micro.sampled]  # b, (k,) each: the token of state s is input s + 1
-    return torch.cat([F.pad(p[s][:, s[:-1] + 1], (0, T - (len(s) - 1))) for p, s in zip(paid, states)])  # (n, T)
+    paid = wide(probabilities(q, micro.cache.keys[-1], mask).mean(1))  # (b, S, C)
+    paid = paid[..., -x.shape[1] :]  # (b, S, S) to each input
+    states = [row.nonzero()[:, 0] for row in micro.sampled]  # b, (k,) each
+    own = [p[s][:, s[:-1] + 1] for p, s in zip(paid, states)]  # (k, k - 1): s predicts input s + 1
+    return torch.cat([F.pad(x, (0, T - x.shape[1])) for x in own])  # (n, T)
 
 
 def logprobs_without(model: Qwen2, micro: MicroBatch, hide: Tensor) -> Tensor:
     """log pi (n,) where no state attends to earlier tokens that are marked in hide (n,): see
     logprob_without."""
-    predicted = torch.zeros_like(micro.sampled).masked_scatter(micro.sampled, hide)  # (b, S) by the state before it
-    inputs = F.pad(predicted[:, :-1], (1, 0))[:, None, None]  # (b, 1, 1, S) input s is what state s - 1 predicts
-    others = ~torch.eye(inputs.shape[3], dtype=torch.bool, device=inputs.device)  # a hidden token still sees itself
-    return model.logprob(model.hidden(micro.inputs, micro.cache, inputs & others)[micro.sampled], micro.tokens)
+    # (b, S) which of the predicted tokens are hidden, and (b, 1, 1, S) which of the inputs: input s
+    # is what state s - 1 predicts.
+    predicted = torch.zeros_like(micro.sampled).masked_scatter(micro.sampled, hide)
+    inputs = F.pad(predicted[:, :-1], (1, 0))[:, None, None]
+    others = ~torch.eye(inputs.shape[3], dtype=torch.bool, device=inputs.device)  # not from itself
+    states = model.hidden(micro.inputs, micro.cache, inputs & others)[micro.sampled]  # (n, D)
+    return model.logprob(states, micro.tokens)
