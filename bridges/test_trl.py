@@ -239,13 +239,6 @@ def test_what_cannot_work_is_one_sentence(options, said, tmp_path):
         make(CreditTrainer, tmp_path, **options).train()
 
 
-def test_what_a_script_imports():
-    from bridges.trl import TokenBatch, reweighting, token_type  # noqa: F401
-    assert token_type is MITIGATIONS["token_type"]
-    with pytest.raises(ImportError, match="token_typo"):
-        from bridges.trl import token_typo  # noqa: F401
-
-
 # ------------------------------------------------------------------------------------------- TRL's loss
 
 
@@ -383,13 +376,13 @@ def test_a_script_may_have_our_names(tmp_path):
     (tmp_path / "his" / "tasks" / "mine.py").write_text("HIS = True")
     script = tmp_path / "his" / "grpo.py"
     script.write_text(f"""import sys, rollout
-from bridges.trl import CreditTrainer, reweighting
+from bridges.trl import CreditTrainer, TokenBatch, reweighting, token_type
 from datasets import Dataset
 from trl import GRPOConfig
 import sampler, tasks.mine, mitigations
 @reweighting
-def early(batch, power: float = 0.5):
-    assert batch.text
+def early(batch: TokenBatch, power: float = 0.5):
+    assert batch.text and token_type(batch).shape == batch.mask.shape
     return batch.mask.cumsum(1).clamp(min=1) ** -power
 CreditTrainer({str(BUNDLED)!r}, lambda completions, **_: [float(len(text)) for text in completions], credit="early",
               args=GRPOConfig({str(tmp_path)!r}, max_steps=1, per_device_train_batch_size=4, num_generations=2,

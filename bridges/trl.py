@@ -32,14 +32,8 @@ with own_modules():
 KNOWN = {"prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "advantages", "num_items_in_batch",
          "old_per_token_logps", "importance_sampling_ratio", "sampling_per_token_logps", "ref_per_token_logps",
          "tool_mask"}
+globals().update(MITIGATIONS)  # so that a script can import one by name: partial(token_type, filler=0.3)
 HEAD = ("log_probs", "entropy", "log_sum_sq_probs")  # what TRL's head can tell of a token; the last one if asked
-
-
-def __getattr__(name: str) -> Callable:
-    """A credit function by its name: `from bridges.trl import token_type`, for partial(token_type, filler=0.3)."""
-    if name in MITIGATIONS:
-        return MITIGATIONS[name]
-    raise AttributeError(f"bridges.trl has no {name}, nor is there such a credit function")
 
 
 def watched(model: Callable, seen: list) -> Callable:
