@@ -13,7 +13,7 @@ import sys
 from collections import Counter
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from itertools import groupby, pairwise, takewhile
+from itertools import groupby, takewhile
 from pathlib import Path
 from time import perf_counter
 from types import SimpleNamespace
@@ -68,7 +68,7 @@ def parse_row(row: Any, end: int | None, c: Any) -> SimpleNamespace:
     """The rollout of a row, by the names of docs/trl.md; a part of the reward that there was not is NaN. For a model of
     config c with this end token. ValueError for what is no rollout."""
     require(isinstance(row, dict), "it is no object")
-    given = {"step": 1, "group": None, "advantage": None, "rewards": {}}
+    given = {"step": 1, "advantage": None, "rewards": {}}
     given |= {name: x for name, x in row.items() if x is not None}
     for name in ("prompt_ids", "completion_ids"):
         require(name in given, f"it has no {name}, and texts don't tell which tokens were sampled: record tokens with "
@@ -76,7 +76,8 @@ def parse_row(row: Any, end: int | None, c: Any) -> SimpleNamespace:
         require(isinstance(given[name], list) and given[name]
                 and all(type(token) is int and 0 <= token < c.vocab_size for token in given[name]),
                 f"its {name} must be a list of tokens from 0 to {c.vocab_size - 1}, the last one of --model")
-    require("reward" in given, f"it has no reward; its fields: {', '.join(map(repr, row))}"[:200])
+    for name in ("reward", "group"):
+        require(name in given, f"it has no {name}; its fields: {', '.join(map(repr, row))}"[:200])
     r = SimpleNamespace(**{"tool_mask": [1] * len(given["completion_ids"])} | given)
     sampled, length = r.tool_mask, len(r.prompt_ids) + len(r.completion_ids)
     require(isinstance(sampled, list) and len(sampled) == len(r.completion_ids) and any(sampled)
@@ -90,7 +91,7 @@ def parse_row(row: Any, end: int | None, c: Any) -> SimpleNamespace:
     require(r.step % 1 == 0, f"its step must be a whole number, not {r.step:g}")
     require(isinstance(r.rewards, dict), "its rewards must be numbers by name")
     r.rewards = {f"rewards/{name}": finite(x, name, math.nan) for name, x in r.rewards.items()}
-    r.step, r.group = int(r.step), None if r.group is None else str(r.group)
+    r.step, r.group = int(r.step), str(r.group)
     return r
 
 
@@ -107,16 +108,16 @@ def read_rollouts(files: list[Path], policy: Policy) -> list:
     where there is none, or only some have an advantage."""
     found, tokenizer = [], policy.tokenizer
     end = tokenizer.library.token_to_id(tokenizer.named.get("eos_token", ""))
-    for k, file in enumerate(files):
+    for file in files:
         latest = -math.inf
-        for i, (place, parse) in enumerate(raw_rows(file)):
+        for place, parse in raw_rows(file):
             try:
                 rollout = parse_row(parse(), end, policy.model.config)
                 require(rollout.step >= latest,
                         f"step {rollout.step} comes after {latest}: two runs in one file? Or one resumed?")
             except ValueError as error:
                 raise ValueError(f"{file}, {place}: {error}") from None
-            latest, rollout.file, rollout.row = rollout.step, k, i
+            latest = rollout.step
             found.append(rollout)
     require(found, f"{files[0]} holds no rollout")
     require(len({rollout.advantage is None for rollout in found}) == 1,
@@ -124,30 +125,17 @@ def read_rollouts(files: list[Path], policy: Policy) -> list:
     return found
 
 
-def in_groups(rollouts: list, compared: bool) -> tuple[list, int, list[str]]:
+def in_groups(rollouts: list) -> tuple[list, int, list[str]]:
     """Rollouts in groups of the usual size G, side by side in ascending steps; G; and what a reader must know of it. A
-    group has one step, name and prompt. compared: whether rewards are, for which one response is not enough.
-
-    Without names, a prompt that was drawn twice in a step looks like one group. So rows that come apart don't say what
-    is usual, if others stand side by side, nor does a size that is a multiple of one that is as frequent.
-    """
+    group has one step, name and prompt."""
     groups = {}
     for r in rollouts:
         groups.setdefault((r.step, r.group, tuple(r.prompt_ids)), []).append(r)
-    apart = {key for key, rows in groups.items() if key[1] is None
-             and any(a.file == b.file and a.row + 1 < b.row for a, b in pairwise(rows))}
-    sizes = Counter(len(groups[key]) for key in (groups.keys() - apart or groups))
-    several = lambda n: any(n % m == 0 and sizes[m] >= sizes[n] for m in sizes if 1 < m < n)
-    G = max(sizes, key=lambda n: (n > 1 or not compared, not several(n), n * sizes[n]))
+    sizes = Counter(map(len, groups.values()))
+    G = max(sizes, key=lambda n: (n * sizes[n], n))
     found = [rollout for rows in groups.values() if len(rows) == G for rollout in rows]
-    twice = sum(len(rows) // G > 1 and len(rows) % G == 0 for key, rows in groups.items() if key[1] is None and G > 1)
-    doubtful = sum(len(groups[key]) == G for key in apart)
-    notes = {f"{len(rollouts) - len(found):,} rollouts were left out: their groups are not of {G}, as most are":
-             len(found) < len(rollouts),
-             f"{twice:,} of these prompts came several times in a step: the field group would tell": twice,
-             f"the rows of {doubtful:,} groups don't stand side by side: if a step had a prompt twice, they are mixed, "
-             "and the field group would tell": doubtful}
-    return sorted(found, key=lambda rollout: rollout.step), G, [note for note, holds in notes.items() if holds]
+    note = f"{len(rollouts) - len(found):,} rollouts were left out: their groups are not of {G}, as most are"
+    return sorted(found, key=lambda rollout: rollout.step), G, [note] * (len(found) < len(rollouts))
 
 
 def facts(model: Qwen2, part: MicroBatch) -> Tensor:
@@ -234,7 +222,7 @@ def settings_of(options: Options, files: list[Path], folder: Path, rollouts: lis
     sizes, length = Counter(r.step for r in rollouts), max(len(r.completion_ids) for r in rollouts)
     require(max(length, *sizes.values()) <= 2**16, "a step may have 65,536 responses, and a response as many tokens")
     require(G > 1 or options.advantage == "theirs",
-            "no two rollouts of a step answer the same prompt: there is nothing to compare a reward with")
+            "most groups have one rollout: there is nothing to compare a reward with")
     given = {name: value for name, value in asdict(options).items() if name not in ("model", "every")}
     return Settings(**given, **weights_of(folder), data=str(files[0]), task="rollouts", steps=len(sizes), responses=G,
                     max_new_tokens=length)
@@ -277,7 +265,7 @@ def convert(files: list[Path], options: Options, hyper_parameters: dict) -> None
     if options.advantage == "theirs" and found[0].advantage is None:
         options = replace(options, advantage="grpo")
     read = sorted({rollout.step for rollout in found})[:: options.every]
-    grouped, G, notes = in_groups([r for r in found if r.step in read], options.advantage != "theirs")
+    grouped, G, notes = in_groups([r for r in found if r.step in read])
     rollouts = [rollout for rollout in grouped if rollout.step > min(saved)]
     require(rollouts, f"{options.model} has no checkpoint before step {grouped[-1].step}: {SAVE}")
     folders = {r.step: saved[max(n for n in saved if n < r.step)] for r in rollouts}
