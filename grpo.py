@@ -79,8 +79,8 @@ def minus_divergence(batch: TokenBatch, s: Settings) -> Tensor:
     """r - beta * log(pi / ref) of the whole response: the KL to the start model in the reward
     (RLOO, 2402.14740).
 
-    On average its gradient is that of E[r] - beta KL(pi || ref), a KL of whole responses. Compare
-    --kl.
+    With --advantage dr_grpo or rloo its gradient is on average that of E[r] - beta KL(pi || ref), a
+    KL of whole responses. Compare --kl.
     """
     log_ratio = batch.logprob - batch.ask.reference_logprob  # (B, T)
     return batch.reward - s.shaping_beta * log_ratio.double().sum(1)
@@ -290,7 +290,8 @@ def objective(
 ) -> tuple[Tensor, Tensor, dict]:
     """The gain of each token, minus its KL penalty; where the clip stops a gradient; and columns of
     metrics.csv. All (b, T)."""
-    gain, stopped, columns = check_loss(LOSSES[s.loss](logprob, old, credit, mask, s), mask, s)
+    found = LOSSES[s.loss](logprob, old, credit, mask, s)
+    gain, stopped, columns = check_loss(found, mask, s)
     if reference is not None:
         columns["kl"] = KL_GRADIENTS[s.kl_gradient](logprob, reference, old)
         gain = gain - s.kl * columns["kl"]
@@ -314,7 +315,8 @@ def update(
     # the model moves.
     learned = {name: head.learn(batch) for name, head in policy.heads.items()}
     # Responses without credit have no gradient, since the losses multiply by it. They are left out
-    # unless there is a KL penalty, which they have, too. (So would be a bonus that you add.)
+    # unless there is a KL penalty, which they have, too. (A bonus that you add to the gain needs
+    # them, too: change this line.)
     used = ((credit != 0).any(1) | (s.kl > 0)).nonzero()[:, 0]  # (m,)
     measured = UpdateColumns(batch, used, s)
     for k in range(s.updates_per_batch):
@@ -329,5 +331,6 @@ def update(
             loss = -(gain * share[rows])
             loss.sum().backward()
             measured.add(rows, logprob, loss, stopped, columns)
-        measured.step(optimizer.step(s.max_grad_norm))  # clips the gradient's norm; AdamW
+        norm = optimizer.step(s.max_grad_norm)  # clips the gradient, which had this norm; AdamW
+        measured.step(norm)
     return measured.columns(learned)

@@ -47,6 +47,8 @@ from tasks.arithmetic import CalculationSpan
 # The first three for your idea, as in `batch.role == FILLER`.
 from tasks.text import FILLER, REASONING, ROLES, STRUCTURE, anchors  # noqa: F401
 
+# -------------------------------------------------------------------------------- a credit function
+
 
 @dataclass(frozen=True)
 class CreditFunction:
@@ -93,26 +95,6 @@ def register(function: Callable | None, name: str = "", **properties) -> Callabl
     return MITIGATIONS[name]
 
 
-def required(name: str, hyper_parameters: dict) -> tuple[str, ...]:
-    """What the credit function `name` needs of a run, with these hyper-parameters and the others at
-    their defaults."""
-    method = MITIGATIONS[name]
-    needs = method.needs
-    if callable(needs):
-        needs = needs(**method.parameters | hyper_parameters)
-    require(isinstance(needs, tuple),
-            f'{name}: needs must be a tuple of names, such as ("critic",), not {needs!r}')
-    return needs
-
-
-@torch.no_grad()
-def assign_credit(batch: TokenBatch, mitigation: Callable, s: Settings) -> Tensor:
-    """The credit (B, T) that the chosen function gives to each token. Tokens that --skip_unfinished
-    leaves without credit still count in N."""
-    credit = mitigation(batch)  # (B, T)
-    return credit * batch.ended[:, None] if s.skip_unfinished else credit
-
-
 def token_credit(
     function: Callable | None = None,
     *,
@@ -130,6 +112,36 @@ def token_credit(
     """
     properties = {"is_reweighting": False, "from_advantage": from_advantage, "needs": needs}
     return register(function, name, **properties)
+
+
+def reweighting(
+    function: Callable | None = None, *, needs: tuple[str, ...] | Callable = ()
+) -> Callable:
+    """Decorator for a function that returns weights (B, T) >= 0. Decorated, it returns credit, made
+    by `reweight`.
+
+        @reweighting
+        def early(batch: TokenBatch, power: float = 0.5) -> Tensor:
+            return batch.mask.cumsum(1).clamp(min=1) ** -power
+
+    Now `python train.py --mitigation early --power 1.0` trains with it. `needs` names what it asks
+    for beyond the batch, as in @reweighting(needs=("critic",)): a head (batch.ask.head),
+    "reference" (batch.ask.reference_logprob), or a function that not every task has
+    (batch.task.calculations). Where that depends on hyper-parameters, needs is a function of these.
+    Weights may be bool or int, and on any device.
+    """
+    return register(function, is_reweighting=True, from_advantage=True, needs=needs)
+
+
+@torch.no_grad()
+def assign_credit(batch: TokenBatch, mitigation: Callable, s: Settings) -> Tensor:
+    """The credit (B, T) that the chosen function gives to each token. Tokens that --skip_unfinished
+    leaves without credit still count in N."""
+    credit = mitigation(batch)  # (B, T)
+    return credit * batch.ended[:, None] if s.skip_unfinished else credit
+
+
+# --------------------------------------------------------------- GRPO, and what a weight does to it
 
 
 @token_credit(name="none", from_advantage=True)
@@ -154,25 +166,6 @@ def reweight(batch: TokenBatch, weight: Tensor) -> Tensor:
     return batch.advantage[:, None] * NORMALIZATIONS[batch.normalize](scaled, batch.mask)
 
 
-def reweighting(
-    function: Callable | None = None, *, needs: tuple[str, ...] | Callable = ()
-) -> Callable:
-    """Decorator for a function that returns weights (B, T) >= 0. Decorated, it returns credit, made
-    by `reweight`.
-
-        @reweighting
-        def early(batch: TokenBatch, power: float = 0.5) -> Tensor:
-            return batch.mask.cumsum(1).clamp(min=1) ** -power
-
-    Now `python train.py --mitigation early --power 1.0` trains with it. `needs` names what it asks
-    for beyond the batch, as in @reweighting(needs=("critic",)): a head (batch.ask.head),
-    "reference" (batch.ask.reference_logprob), or a function that not every task has
-    (batch.task.calculations). Where that depends on hyper-parameters, needs is a function of these.
-    Weights may be bool or int, and on any device.
-    """
-    return register(function, is_reweighting=True, from_advantage=True, needs=needs)
-
-
 def unit_mean(weight: Tensor, mask: Tensor) -> Tensor:
     """Rescale weights (B, T), 0 outside mask (B, T), so that each row averages 1 over its mask;
     zeros stay zeros."""
@@ -189,7 +182,7 @@ NORMALIZATIONS = {
     "response": unit_mean, "step": unit_mean_in_step, "none": lambda weight, mask: weight}
 
 
-# ------------------------------------------------------------- the original work's seven strategies
+# ------------------------------------------------------------ the original work's seven strategies
 
 
 @reweighting

@@ -37,8 +37,7 @@ EVALUATION = "evaluation"  # stands for the step in the seed of an evaluation's 
 
 def seed_of(purpose: str, *numbers: int | str) -> int:
     """The seed of a generator of random numbers, from its purpose, such as "order", and numbers,
-    such as --seed and the epoch: another purpose or number draws others. (The first weights of all
-    heads are those of seed 0.)"""
+    such as --seed and the epoch: another purpose or number draws others."""
     return fingerprint(f"{purpose} {numbers}") >> 1  # 63 of its 64 bits, which torch takes
 
 
@@ -72,10 +71,10 @@ class Policy(NamedTuple):
             return chat_tokens(self.tokenizer, found)
         return self.tokenizer.start + self.tokenizer.encode(*check_pieces(found, "prompt"))
 
-    def grade(self, text: str, puzzle: Any, *turns: list[str]) -> dict[str, float]:
+    def grade(self, text: str, puzzle: Any, *by_turn: list[str]) -> dict[str, float]:
         """The reward and the task's grades of a response. A task that replies wants the texts of
         its turns, too."""
-        found = graded(self.task, self.parts, text, puzzle, *turns)
+        found = graded(self.task, self.parts, text, puzzle, *by_turn)
         if self.coin:
             found["reward"] = found["answer"] = float(self.coin.integers(2))
         return found
@@ -199,8 +198,21 @@ def draw_uniforms(seed: int, step: int | str, Q: int, G: int, length: int) -> Te
     return torch.from_numpy(np.concatenate(rows))
 
 
+class Begun(NamedTuple):
+    """What a response begins with, if it is continued."""
+
+    tokens: list[int] = []  # sampled before
+    before: dict[int, list[int]] = {}  # the replies among them, as in Samples
+
+    @property
+    def read(self) -> list[int]:
+        """All that stands behind the prompt: in a single turn the tokens."""
+        return turns.interleave(self.tokens, self.before)
+
+
 class Graded(NamedTuple):
-    """B responses with their texts and grades. If they were begun before, these are of all."""
+    """B responses with their texts and grades, which are of the whole response where it was begun
+    before."""
 
     samples: Samples
     texts: tuple[str, ...]  # B
@@ -214,43 +226,36 @@ def respond(
     prompts: list[list[int]],
     uniforms: Tensor,
     rules: Rules = Rules(),
-    begun: list[list[int]] | None = None,
-    before: Replies | None = None,
+    begun: list[Begun] | None = None,
 ) -> Graded:
     """Sample and grade B responses, one for each row of random numbers (B, T), B / Q to each of Q
     puzzles with their prompts.
 
-    begun: Q lists of tokens that these begin with, which are no part of the samples. before: Q, the
-    replies among these, if the task replies.
+    begun: what the responses to each puzzle begin with, if anything; it is no part of the samples.
     """
-    begun, before = begun or [[]] * len(puzzles), before or [{}] * len(puzzles)
-    if hasattr(policy.task, "reply"):
-        samples = turns.respond(policy, puzzles, prompts, uniforms, rules, begun, before)
+    begun = begun or [Begun()] * len(puzzles)
+    texts = [prompt + own.read for prompt, own in zip(prompts, begun)]  # Q
+    if hasattr(policy.task, "reply"):  # several turns
+        samples = turns.respond(policy, puzzles, texts, uniforms, rules, begun)
     else:
-        texts = [prompt + tokens for prompt, tokens in zip(prompts, begun)]  # Q
         samples = generate(policy.model, texts, uniforms, policy.tokenizer.end_tokens, rules)
     if not samples.logprob.isfinite().all():
         raise FloatingPointError(
             "the model's logits are not finite: its weights are broken, or --lr is too high")
-    return decode_and_grade(policy, puzzles, samples, begun, before)
+    return decode_and_grade(policy, puzzles, samples, begun)
 
 
 def decode_and_grade(
-    policy: Policy,
-    puzzles: list,
-    samples: Samples,
-    begun: list[list[int]] | None = None,
-    before: Replies | None = None,
+    policy: Policy, puzzles: list, samples: Samples, begun: list[Begun] | None = None
 ) -> Graded:
-    """B samples, B / Q to each of Q puzzles, with texts and grades. begun, before: see
-    `respond`."""
-    begun, before = begun or [[]] * len(puzzles), before or [{}] * len(puzzles)
+    """B samples, B / Q to each of Q puzzles, with texts and grades. begun: see `respond`."""
+    begun = begun or [Begun()] * len(puzzles)
     if hasattr(policy.task, "reply"):
-        return Graded(samples, *turns.decode_and_grade(policy, puzzles, samples, begun, before))
+        return Graded(samples, *turns.decode_and_grade(policy, puzzles, samples, begun))
     G = len(samples.tokens) // len(puzzles)
     texts, spans, grades = [], [], []
     for i, length in enumerate(samples.mask.sum(1).tolist()):
-        tokens = begun[i // G] + samples.tokens[i, :length].tolist()
+        tokens = begun[i // G].tokens + samples.tokens[i, :length].tolist()
         text, places = policy.tokenizer.decode(tokens)
         texts.append(text)
         spans.append(tuple(places))

@@ -51,7 +51,7 @@ class Samples(NamedTuple):
 
 
 class Rules(NamedTuple):
-    """What a sampler may be told besides."""
+    """Exceptions to the rule that a response has up to T tokens, each drawn from the whole pi."""
 
     limit: Tensor | None = None  # (B,) the tokens that each response may have; None: T
     excluded: Tensor | None = None  # (B,) what the first token may not be: methods/oracle.py
@@ -99,7 +99,7 @@ def choose(
 ) -> tuple[Tensor, Tensor]:
     """A token (n,) from each row of logits (n, V), and what `describe` finds of it (n, 3).
 
-    uniform, excluded (n,). It takes some rows after the other, so that they stay in the cache.
+    uniform, excluded (n,). It takes some rows at a time, which the processor's cache holds.
     """
     def some(logits: Tensor, uniform: Tensor, excluded: Tensor | None) -> tuple[Tensor, Tensor]:
         log_probs = logits.log_softmax(-1)  # (n, V)
@@ -163,7 +163,7 @@ def generate(
 def read_prompts(model: Qwen2, prompts: list[list[int]]) -> tuple[Cache, Tensor]:
     """A cache whose Q rows have read the prompts but for their last tokens; and these tokens (Q,).
 
-    Each distinct text is read once, padded on the right.
+    A text is read once, and one that begins another not by itself. Padded on the right.
     """
     (texts, text_of), device = distinct_texts(prompts), model.norm.device
     tokens = pad_sequence([torch.tensor(text) for text in texts], batch_first=True).to(device)

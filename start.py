@@ -25,21 +25,12 @@ from grpo import ADVANTAGES, KL_GRADIENTS, LOSS_NORMS, LOSSES, READINGS, SHAPING
 from methods import MITIGATIONS  # all credit functions, by name: those of mitigations.py and of methods/
 from methods.heads import HEADS, load_head, save_head
 from methods.queries import Queries
-from mitigations import NORMALIZATIONS, assign_credit, required
-from plumbing.checks import check_order, check_pure
+from mitigations import NORMALIZATIONS, assign_credit
+from plumbing.checks import check_order, check_pure, required
 from plumbing.files import require
 from plumbing.flags import Arguments, changed, check_device, load_function, parse
-from plumbing.launch import (
-    announce,
-    arithmetic_for,
-    as_if_nothing_was_drawn,
-    check,
-    check_memory,
-    check_puzzles,
-    lacking,
-    where_now,
-    with_model,
-)
+from plumbing.launch import (announce, arithmetic_for, as_if_nothing_was_drawn, check, check_memory, check_puzzles,
+                             lacking, where_now, with_model)
 from plumbing.metrics import add_step_columns
 from plumbing.model_folder import write_end_tokens
 from plumbing.optimizer import Optimizer
@@ -81,7 +72,7 @@ def start(arguments: list[str], usage: str) -> Run:
     s = with_model(s)  # so that config.json names the folder
     task = load_task(s.task)
     training, heldout = load_puzzles(task, s.eval_problems, s.data, s.eval_data)
-    policy = load_policy(s, task, required(s.mitigation, hyper_parameters))
+    policy = load_policy(s, task, required(method, hyper_parameters))
     check_puzzles(policy, puzzles_of_run(training, s), heldout, s)
     s = replace(s, arithmetic=str(policy.model.dtype).removeprefix("torch."))  # as it was found, for --resume
     mitigation = partial(method, **hyper_parameters)

@@ -18,8 +18,8 @@ from bridges import own_modules
 with own_modules():
     from extras.turns import decode
     from methods import MITIGATIONS
-    from mitigations import CreditFunction, required
-    from plumbing.checks import per_token
+    from mitigations import CreditFunction
+    from plumbing.checks import per_token, required
     from plumbing.files import require
     from plumbing.task_file import check_roles
     from rollout import TokenBatch, seed_of
@@ -57,7 +57,7 @@ def find_credit(credit: str | Callable, task: Any, told: set[str], trainer: str)
                 f"{', '.join(method.parameters) or 'no hyper-parameters'}")
         of = given.get("of", method.parameters.get("of"))  # the other method that it turns around or averages
         told = told | ({"a grader"} if getattr(task, "grade", no_grader) is not no_grader else set())
-        needs = *(HERE_ALONE[name] for name in (method.name, of) if name in HERE_ALONE), *required(method.name, given)
+        needs = *(HERE_ALONE[name] for name in (method.name, of) if name in HERE_ALONE), *required(method, given)
         lacks = [need for need in needs if need not in told and not hasattr(task, need)]
         hint = "".join(HINTS[need] for need in lacks if need in HINTS)
         require(not lacks, f"{method.name} needs {', '.join(lacks)}, which {trainer} does not offer: {hint}train with "

@@ -3,9 +3,9 @@
 A task with `reply` (tasks/guess_task.py) answers a turn of the policy, which ends with an end
 token, until it has nothing more to say. An episode is `generate` of sampler.py called again, from
 the text so far with the reply behind it. Its columns are the *sampled* tokens alone, so a function
-of (B, T) tensors stays true if it doesn't ask whether two responses have read the same: an
-environment that draws its replies may tell them different things. Replies stand beside the columns:
-before[i][t] has the tokens that response i read before it sampled the token of column t.
+of (B, T) tensors needs no change. (prefix_tree, say, takes responses with the same tokens for the
+same; but an environment that draws its replies may have told them different things.) Replies stand
+beside the columns: before[i][t] has the tokens that response i read before it sampled the token of column t.
 
 How this differs from a usual rollout in turns: nothing is kept between turns. The next one reads
 the whole text again, which costs a forward pass over it. So no cache needs to know of replies.
@@ -38,7 +38,7 @@ def reply(policy: Any, puzzle: Any, tokens: list[int]) -> list[int] | None:
     """What the task says after these tokens of a response, the last of which ended a turn; None
     where it is over.
 
-    It is told the policy's own turns alone: a model that writes a reply itself deceives nobody.
+    It is told the policy's own turns alone, not what the policy pretends that it was told.
     """
     _, _, turns = decode(policy, tokens, {})
     said = policy.task.reply(turns, puzzle, policy.tokenizer.chat)
@@ -196,28 +196,27 @@ def gather(episodes: list[Episode], device: torch.device) -> Samples:
 def respond(
     policy: Any,
     puzzles: list,
-    prompts: list[list[int]],
+    texts: list[list[int]],
     uniforms: Tensor,
     rules: Rules,
-    begun: list[list[int]],
-    before: Replies,
+    begun: list,
 ) -> Samples:
-    """The samples of B episodes: see `respond` of rollout.py."""
+    """The samples of B episodes, which go on after Q texts, prompts with what was begun: see
+    `respond` of rollout.py."""
     G = len(uniforms) // len(puzzles)
-    texts = [prompt + interleave(*so_far) for prompt, *so_far in zip(prompts, begun, before)]  # Q
-    answer = lambda i, new: reply(policy, puzzles[i // G], begun[i // G] + new)
+    answer = lambda i, new: reply(policy, puzzles[i // G], begun[i // G].tokens + new)
     return play(policy.model, texts, uniforms, policy.tokenizer.end_tokens, rules, answer)
 
 
 def decode_and_grade(
-    policy: Any, puzzles: list, samples: Samples, begun: list[list[int]], before: Replies
+    policy: Any, puzzles: list, samples: Samples, begun: list
 ) -> tuple[tuple, tuple, tuple]:
     """Texts, token spans and grades, B each: see `decode_and_grade` of rollout.py."""
     found, G = [], len(samples.tokens) // len(puzzles)
     for i, length in enumerate(samples.mask.sum(1).tolist()):
-        q = i // G
-        later = {len(begun[q]) + t: said for t, said in samples.before[i].items()}
-        tokens = begun[q] + samples.tokens[i, :length].tolist()
-        text, spans, turns = decode(policy, tokens, before[q] | later)
-        found.append((text, tuple(spans), policy.grade(text, puzzles[q], turns)))
+        earlier = begun[i // G]
+        later = {len(earlier.tokens) + t: said for t, said in samples.before[i].items()}
+        tokens = earlier.tokens + samples.tokens[i, :length].tolist()
+        text, spans, turns = decode(policy, tokens, earlier.before | later)
+        found.append((text, tuple(spans), policy.grade(text, puzzles[i // G], turns)))
     return tuple(zip(*found))

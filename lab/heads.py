@@ -10,7 +10,8 @@ from grpo import compare
 from methods import MITIGATIONS
 from methods.heads import HEADS, Critic, Importance, load_head, save_head
 from methods.queries import Queries
-from mitigations import CreditFunction, required
+from mitigations import CreditFunction
+from plumbing.checks import required
 from plumbing.launch import lacking
 from plumbing.progress import follow
 from plumbing.shared_prompts import logprobs, read_responses, responses
@@ -46,7 +47,7 @@ def credit_gradients(batch: TokenBatch, credits: Tensor, size: int) -> Iterator[
 def fitted_methods(task: ModuleType, heads: Iterable[str] = FITTED) -> dict[str, CreditFunction]:
     """The methods that a task and these heads allow; without `oracle`, which is the truth itself."""
     return {name: method for name, method in MITIGATIONS.items()
-            if name != "oracle" and not lacking(required(name, {}), task, heads)}
+            if name != "oracle" and not lacking(required(method, {}), task, heads)}
 
 
 def find_heads(folder: Path, policy: Policy, batches: int) -> dict[str, Critic | Importance]:

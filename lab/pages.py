@@ -19,7 +19,8 @@ from pathlib import Path
 
 from lab.statistics import read_table
 from methods import MITIGATIONS
-from mitigations import CreditFunction, required
+from mitigations import CreditFunction
+from plumbing.checks import required
 from plumbing.files import require
 from plumbing.flags import new_parser
 from plumbing.progress import one_sentence
@@ -54,7 +55,7 @@ def describe(method: CreditFunction) -> str:
     kind = "A reweighting" if method.is_reweighting else "Credit of its own"
     models = {"critic": "the critic", "process_critic": "the process critic", "importance": "the importance head",
               "reference": "the reference model"}
-    named = [models.get(need, f"a task with `{need}`") for need in required(method.name, {})]
+    named = [models.get(need, f"a task with `{need}`") for need in required(method, {})]
     document = inspect.getdoc(method.function) or ""
     origin = next((words for mark, words in ORIGINS.items() if mark in document), "Published")
     needs = f", which needs {' and '.join(named)}" if named else ""

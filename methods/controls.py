@@ -9,7 +9,8 @@ import math
 import torch
 from torch import Tensor
 
-from mitigations import MITIGATIONS, CreditFunction, required, reweighting, token_credit
+from mitigations import MITIGATIONS, CreditFunction, reweighting, token_credit
+from plumbing.checks import required
 from plumbing.files import require
 from rollout import TokenBatch
 
@@ -22,7 +23,7 @@ def random(batch: TokenBatch) -> Tensor:
 
 def needs_of(of: str) -> tuple[str, ...]:
     """What another method needs; nothing where there is none of that name, which is refused later."""
-    return required(of, {}) if of in MITIGATIONS else ()
+    return required(MITIGATIONS[of], {}) if of in MITIGATIONS else ()
 
 
 def another(of: str, own: str, only: str = "") -> CreditFunction:

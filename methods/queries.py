@@ -1,7 +1,7 @@
 """What a credit function may ask about a step's responses: `batch.ask`, whose answers run the model
 again.
 
-Nothing is computed until it is asked for.
+The model runs when it is asked, and not before.
 
 Alphabet: Q puzzles, G responses to each, B = Q G responses, m of which are read, b at a time; T
 tokens of the longest response, S columns with replies, n sampled tokens, or continuations; D hidden
@@ -16,13 +16,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from extras.turns import interleave
 from plumbing.checks import per_token
 from plumbing.metrics import sampling_cost, tokens_in
 from plumbing.shared_prompts import (MicroBatch, logprobs, predicting_states, read_responses,
                                      responses)
 from qwen2_model import Qwen2, probabilities, wide
-from rollout import Policy, TokenBatch, group_mean, respond, seed_of
+from rollout import Begun, Policy, TokenBatch, group_mean, respond, seed_of
 from sampler import Rules
 from settings import Settings
 
@@ -147,14 +146,14 @@ class Queries:
         asked = batch.group[starts[:, 0]].tolist()
         puzzles = [batch.puzzles[q] for q in asked]
         prompts = [batch.prompts[q] for q in asked]
-        begun = [batch.tokens[i, :t].tolist() for i, t in places]
-        before = [{c: said for c, said in batch.before[i].items() if c <= t} for i, t in places]
-        read = [interleave(*pair) for pair in zip(begun, before)]  # n, behind the prompt
-        left = self.s.max_new_tokens - torch.tensor([len(tokens) for tokens in read])  # (n,)
-        rules = Rules(left, batch.tokens[starts[:, 0], starts[:, 1]] if other else None)
-        uniforms = uniforms[:, : left.max()]
-        found = respond(self.policy, puzzles, prompts, uniforms, rules, begun, before)
-        texts = [prompt + tokens for prompt, tokens in zip(prompts, read)]
+        begun = [Begun(batch.tokens[i, :t].tolist(),
+                       {c: said for c, said in batch.before[i].items() if c <= t})
+                 for i, t in places]  # n
+        left = self.s.max_new_tokens - torch.tensor([len(own.read) for own in begun])  # (n,)
+        excluded = batch.tokens[starts[:, 0], starts[:, 1]] if other else None  # (n,)
+        rules = Rules(limit=left, excluded=excluded)
+        found = respond(self.policy, puzzles, prompts, uniforms[:, : left.max()], rules, begun)
+        texts = [prompt + own.read for prompt, own in zip(prompts, begun)]
         sampled, read = sampling_cost(texts, found.samples)
         self.tokens_sampled += sampled
         self.tokens_read += read

@@ -32,6 +32,14 @@ def check_parameters(method: Any) -> None:
                 "and the flag would get that: write 2.0, say, for a float of 2")
 
 
+def required(method: Any, hyper_parameters: dict) -> tuple[str, ...]:
+    """What a credit function needs of a run, with these hyper-parameters and the others at their defaults."""
+    needs = method.needs(**method.parameters | hyper_parameters) if callable(method.needs) else method.needs
+    require(isinstance(needs, tuple),
+            f'{method.name}: needs must be a tuple of names, such as ("critic",), not {needs!r}')
+    return needs
+
+
 def checked(returned: Any, method: Any, batch: Any) -> Tensor:
     """The weights or credit (B, T) that a credit function returned, 0 on padding; ValueError where that is neither, or
     `own_numbers` refuses what it logs."""

@@ -26,17 +26,8 @@ from methods.oracle import oracle
 from methods.queries import Queries
 from methods.tokens import curious
 from methods.values import ppo, vineppo
-from mitigations import (
-    CreditFunction,
-    attention_credit,
-    grpo,
-    regrade_ablation,
-    required,
-    reward_decomposition,
-    reweight,
-    reweighting,
-    token_credit,
-)
+from mitigations import (CreditFunction, attention_credit, grpo, regrade_ablation, required, reward_decomposition,
+                         reweight, reweighting, token_credit)
 from plumbing.checks import check_parameters, check_pure
 from plumbing.launch import lacking
 from rollout import rollout, z_score
@@ -137,7 +128,7 @@ def test_a_wrong_function_is_one_sentence(problem, decorator, function, registry
     method, batch = decorator(function), make_batch([3, 3], [1.0, 1.0])
     with pytest.raises(ValueError, match=rf"^{function.__name__}:? {re.escape(problem)}"):
         check_parameters(method)
-        required(method.name, {})
+        required(method, {})
         check_pure(method.name, batch, lambda: method(batch))
 
 
@@ -239,7 +230,7 @@ def test_credit_is_finite_and_ignores_padding_in_every_task(method, written, sam
     assert re.fullmatch(r"credit = [^:]+: [^:]+\.", method.summary) or method.name not in BUILT_IN
     check_parameters(method)
     for batch in (written, *extremes(written), *sampled.values()):
-        needs = required(method.name, {})
+        needs = required(method, {})
         if lacking(needs, batch.task, HEADS):
             assert batch is sampled["latin"] and method.name not in BUILT_IN - WITHOUT_CALCULATIONS
             said = f"--mitigation {method.name} needs .*, which is neither a function of the task latin nor a head"

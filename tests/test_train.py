@@ -31,8 +31,9 @@ from grpo import ADVANTAGES, KL_GRADIENTS, LOSS_NORMS, LOSSES, SHAPINGS, compare
 from methods import MITIGATIONS
 from methods.heads import HEADS, Critic
 from methods.queries import Queries
-from mitigations import grpo, required
+from mitigations import grpo
 from plumbing import launch, run_folder
+from plumbing.checks import required
 from plumbing.files import read_json
 from plumbing.metrics import COLUMNS
 from plumbing.optimizer import Optimizer
@@ -246,7 +247,7 @@ def test_every_method_trains_on_what_it_needs_and_its_trial_leaves_no_trace(name
     if options.pop("bfloat16", False):
         policy = start.load_policy(Settings(dtype="bfloat16"), countdown_task, (*HEADS, "reference"))
         optimizer = Optimizer(policy.model, 1e-3)
-    needs, s = required(name, options), Settings(mitigation=name, questions=2, responses=3, max_new_tokens=80)
+    needs, s = required(MITIGATIONS[name], options), Settings(mitigation=name, questions=2, responses=3, max_new_tokens=80)
     noise, drawn = lambda: [float(torch.rand(())), np.random.random(), random.random()], []
     noisy = lambda batch: drawn.append(noise()) or MITIGATIONS[name](batch, **options)
     mine = policy._replace(heads={head: policy.heads[head] for head in HEADS if head in needs},

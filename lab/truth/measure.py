@@ -25,7 +25,7 @@ from typing import Any, Callable
 import numpy as np
 import torch
 
-from extras.turns import interleave, replies
+from extras.turns import replies
 from grpo import compare
 from lab.heads import find_heads, fitted_methods
 from lab.picture import draw
@@ -40,7 +40,7 @@ from plumbing.launch import check, check_lengths, with_model
 from plumbing.metrics import log_columns
 from plumbing.progress import follow, one_sentence
 from plumbing.report import Table
-from rollout import Policy, TokenBatch, draw_uniforms, respond, seed_of, token_batch
+from rollout import Begun, Policy, TokenBatch, draw_uniforms, respond, seed_of, token_batch
 from sampler import Rules
 from settings import Settings
 from start import CHOICES, load_policy
@@ -88,15 +88,15 @@ def roll(policy: Policy, puzzles: list, truth: dict, rows: np.ndarray, packets: 
     position = truth["position"][token].astype(int)  # (m,)
     asked, begun = [puzzles[q] for q in truth["group"][token]], [truth["token"][i - t : i].tolist()
                                                                  for i, t in zip(token, position)]  # m each
-    before = [replies(policy, *pair) for pair in zip(asked, begun)]  # m
-    left = limit - np.array([len(interleave(*pair)) for pair in zip(begun, before)])  # (m,)
+    begun = [Begun(own, replies(policy, puzzle, own)) for puzzle, own in zip(asked, begun)]  # m
+    left = limit - np.array([len(own.read) for own in begun])  # (m,)
     uniforms = np.zeros((len(token), PACKET, left.max()))
     for i, key in enumerate(zip(truth["response"][token].tolist(), position.tolist(), number.tolist())):
         uniforms[i, :, : left[i]] = np.random.default_rng(seed_of("truth", seed, *key)).random((PACKET, left[i]))
     taken = truth["token"][token].astype(int)  # (m,)
     rules = Rules(*(torch.from_numpy(x.repeat(PACKET)) for x in (left, taken)))
     found = respond(policy, asked, [policy.prompt(puzzle) for puzzle in asked],
-                    torch.from_numpy(uniforms).flatten(0, 1), rules, begun, before)
+                    torch.from_numpy(uniforms).flatten(0, 1), rules, begun)
     success = np.array([grade["answer"] for grade in found.grades]).reshape(-1, PACKET)
     return success, int(found.samples.mask.sum())
 

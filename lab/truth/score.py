@@ -29,8 +29,7 @@ from lab.truth.scoring import ALL, ENTROPY, HALVES, RIGHT_SIZES, WITHIN, Score, 
 from methods import MITIGATIONS
 from methods.heads import load_head
 from methods.queries import Queries
-from mitigations import required
-from plumbing.checks import check_pure
+from plumbing.checks import check_pure, required
 from plumbing.files import read_arrays, require
 from plumbing.flags import changed, methods_help, new_parser, parse_with
 from plumbing.launch import with_model
@@ -164,7 +163,7 @@ def main() -> None:
     differences = changed(options, standard, hyper_parameters, MITIGATIONS[chosen])
     name = " ".join([chosen, *(f"{flag}={value}" for flag, value in differences.items())])
     truth = read_truth(folder / "ground_truth.npz")
-    batch = load_batch(truth, options, required(chosen, hyper_parameters))
+    batch = load_batch(truth, options, required(MITIGATIONS[chosen], hyper_parameters))
     print(f"credit of {chosen}: seconds, or a minute if it samples continuations", file=sys.stderr)
     with torch.no_grad():
         assign = partial(MITIGATIONS[chosen], batch, **hyper_parameters)
