@@ -68,7 +68,7 @@ def uniform(many: TokenBatch) -> tuple[dict[str, float], Tensor, list[Tensor]]:
 
 def measured(few: TokenBatch, policy: Policy, s: Settings, pair: int, baseline: Tensor) -> dict[str, float]:
     """Credit from two halves of continuations: their product is exact credit's. baseline (2,): V of each puzzle."""
-    credits = [(few.reward - baseline.repeat_interleave(s.answers))[:, None] * few.mask]  # (B, T) each
+    credits = [(few.reward - baseline.repeat_interleave(s.responses))[:, None] * few.mask]  # (B, T) each
     for half in (0, 1):
         few.ask = Queries(policy, few, s, 2 * pair + half)
         credits.append(MITIGATIONS["oracle"](few, k=4) * few.mask)
@@ -106,7 +106,7 @@ if __name__ == "__main__":
             row = {name: row[name] for name in ("rloo 8", "mean")} | of_methods(
                 sample(policy, [x, x, y, y], own, pair), means)
         else:
-            own = replace(own, answers=8 if length == 60 else 4)
+            own = replace(own, responses=8 if length == 60 else 4)
             row = describe(many) | row | measured(sample(policy, [x, y], own, pair), policy, own, pair, r.mean(1))
         with file.open("a", newline="") as out:
             header = [] if file.stat().st_size else [["length", "pair", *row]]

@@ -64,4 +64,4 @@ if __name__ == "__main__":
     warm_start.imitate(policy.model, batches(policy._replace(task=task), puzzles, known), STEPS)
     copy_tokenizer(Path(SMALL), Path(s.model))
     save_policy(policy._replace(model=policy.model.bfloat16()), s, Path(s.model))
-    print(describe(rollout(load_policy(s), countdown_task.load("heldout", 256), replace(s, answers=4), step=0)))
+    print(describe(rollout(load_policy(s), countdown_task.load("heldout", 256), replace(s, responses=4), step=0)))
