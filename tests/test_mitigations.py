@@ -26,9 +26,9 @@ from methods.oracle import oracle
 from methods.queries import Queries
 from methods.tokens import curious
 from methods.values import ppo, vineppo
-from mitigations import (CreditFunction, attention_credit, grpo, regrade_ablation, required, reward_decomposition,
+from mitigations import (CreditFunction, attention_credit, grpo, regrade_ablation, reward_decomposition,
                          reweight, reweighting, token_credit)
-from plumbing.checks import check_parameters, check_pure
+from plumbing.checks import check_parameters, check_pure, required
 from plumbing.launch import lacking
 from rollout import rollout, z_score
 from settings import Settings
