@@ -3,12 +3,12 @@
 A task is a file like this one, chosen by `train.py --task` (a name in tasks/, or a path). Every
 task has these functions:
 
-    load(part, count, path)   the puzzles of a split, made here or read from a file; each has an `id`
+    load(part, count, path)   the puzzles of a split, made here or from a file; each has an `id`
     check(puzzle)             ValueError, in one sentence, for a puzzle that can't be used
     prompt(puzzle, chat)      the text that the model continues, or its pieces (see Policy.prompt)
-    grade(response, puzzle)   {"answer", "format"} of a response, and PARTS, with which weights they make the reward
-    roles(response, spans)    what each token is: filler, reasoning (a digit, an operator) or structure (a tag); and
-                              whether it belongs to the graded answer. Here it comes from tasks/text.py
+    grade(response, puzzle)   {"answer", "format"} of a response; PARTS: their weights in the reward
+    roles(response, spans)    what each token is, filler, reasoning (digits, operators) or structure
+                              (a tag), and whether it is in the graded answer: see tasks/text.py
     show(puzzle)              the puzzle in a few characters, for samples.txt and the pictures
 
 `key(puzzle)`, what a model could memorize of it, may be left out: then it is the id. Some credit
@@ -45,19 +45,18 @@ from typing import NamedTuple
 import numpy as np
 
 from plumbing.progress import one_sentence
-from tasks.arithmetic import (CalculationSpan, can_make, check_calculations, derivations, expression,
-                              find_calculations, reachability)
+from tasks.arithmetic import (CalculationSpan, can_make, check_calculations, derivations,
+                              expression, find_calculations, reachability)
 from tasks.data import read_rows
 from tasks.searches import KNOWN, demonstrate  # noqa: F401  what a start model imitates
 from tasks.text import fingerprint, format_reward, graded_answer, with_slashes, without_latex
-from tasks.text import roles, sentence_starts  # noqa: F401  parts of this task that all tasks about numbers share
+from tasks.text import roles, sentence_starts  # noqa: F401  which tasks about numbers share
 
 
 # ------------------------------------------------------------------------------------------ puzzles
 
 class Puzzle(NamedTuple):
-    """A puzzle: make `target` from `numbers`, each used exactly once, with + - * / and
-    parentheses."""
+    """A puzzle: make `target` from `numbers`, each exactly once, with + - * / and parentheses."""
 
     numbers: tuple[int, ...]
     target: int
@@ -79,19 +78,18 @@ def load(part: str, count: int | None = None, path: str = "") -> list[Puzzle]:
         return generate_puzzles(4096 if count is None else count, part)
     rows = read_rows(Path(path), {"nums": [3, 7, 8], "target": 29}, read_puzzle)
     distinct = {puzzle.id: puzzle for puzzle in rows}  # Countdown-Tasks-3to4 has many twice
-    # In the order of a hash, so that the first ones are a fair sample, whatever the order of the
-    # rows.
+    # In the order of a hash, so that the first ones are a fair sample, however rows are ordered.
     by_hash = [distinct[name] for name in sorted(distinct, key=fingerprint)]
     chosen = [puzzle for puzzle in by_hash if part in ("all", split(puzzle))]
     if not chosen:
         name = {"heldout": "held-out"}.get(part, part)
-        raise ValueError(f"{path} has no {name} puzzle among its {len(distinct)}: it needs more rows")
+        raise ValueError(f"{path} has no {name} puzzle among its {len(distinct)}: "
+                         "it needs more rows")
     return chosen[:count]
 
 
 def check(puzzle: Puzzle) -> None:
-    """ValueError for a puzzle that has no solution, or too many numbers to find one by brute
-    force."""
+    """ValueError for a puzzle without a solution, or with too many numbers to search for one."""
     if len(puzzle.numbers) > 6:
         raise ValueError(f"{list(puzzle.numbers)} has too many numbers; at most 6 are supported")
     if not can_make(puzzle.numbers, puzzle.target):
@@ -105,8 +103,7 @@ def show(puzzle: Puzzle) -> str:
 
 @functools.cache
 def targets(numbers: tuple[int, ...], max_target: int) -> tuple[int, ...]:
-    """The targets from 1 to max_target that can be reached from the sorted numbers with whole
-    numbers alone."""
+    """The targets from 1 to max_target within reach of the sorted numbers by whole numbers."""
     return tuple(sorted({r for r, _ in derivations(numbers, whole=True) if 1 <= r <= max_target}))
 
 
@@ -119,10 +116,11 @@ def split(puzzle: Puzzle) -> str:
     return "heldout" if fingerprint(puzzle.id) % 10 == 0 else "train"
 
 
-def generate_puzzles(size: int, part: str, seed: int = 0, count: int = 3, low: int = 1, high: int = 20,
-                     max_target: int = 100) -> list[Puzzle]:
-    """`size` distinct solvable puzzles of one split, numbers in random order; ValueError if there
-    are not that many."""
+def generate_puzzles(
+    size: int, part: str, seed: int = 0, count: int = 3,
+    low: int = 1, high: int = 20, max_target: int = 100
+) -> list[Puzzle]:
+    """`size` distinct solvable puzzles of one split, numbers in random order, or a ValueError."""
     rng = np.random.default_rng([seed, size])  # of another size, other puzzles
     found = {}
     misses = 0  # draws in a row without a new puzzle
@@ -132,16 +130,19 @@ def generate_puzzles(size: int, part: str, seed: int = 0, count: int = 3, low: i
         within_reach = targets(tuple(sorted(numbers)), max_target)
         puzzle = Puzzle(numbers, int(rng.choice(within_reach))) if within_reach else None
         if puzzle and split(puzzle) == part and puzzle.id not in found:
-            found[puzzle.id], misses = puzzle, 0
+            found[puzzle.id] = puzzle
+            misses = 0
         if misses == 20_000:
-            raise ValueError(f"found only {len(found)} of {size} {part} puzzles with {count} numbers from {low} to "
-                             f"{high} and targets up to {max_target}: ask for fewer")
+            raise ValueError(
+                f"found only {len(found)} of {size} {part} puzzles with {count} numbers from {low} "
+                f"to {high} and targets up to {max_target}: ask for fewer")
     return list(found.values())
 
 
 def read_puzzle(nums: object, target: object) -> Puzzle:
     """The puzzle of a row; ValueError where the fields are no whole numbers."""
-    if not isinstance(nums, list) or not nums or not all(type(n) is int and n >= 0 for n in (*nums, target)):
+    if not isinstance(nums, list) or not nums or not all(
+            type(n) is int and n >= 0 for n in (*nums, target)):
         raise ValueError("nums must be a list of whole numbers from 0 on, and target such a number")
     return Puzzle(tuple(nums), target)
 
@@ -150,32 +151,32 @@ def read_puzzle(nums: object, target: object) -> Puzzle:
 
 PLAIN = ("Using the numbers {numbers}, create an equation that equals {target}.\n"
          "Let me solve this step by step.\n<think>")
-# The instruction of TinyZero and GRPO-Zero, word for word, so that results with a chat model can be
-# compared.
-SYSTEM = ("You are a helpful assistant. You first think about the reasoning process in your mind and then provide the "
-          "user with the answer.")
-USER = ("Using the numbers {numbers}, create an equation that equals {target}. You can use basic arithmetic operations "
-        "(+, -, *, /) and each number can only be used once. Show your work in <think> </think> tags. And return the "
-        "final answer in <answer> </answer> tags, for example <answer> (1 + 2) / 3 </answer>.")
+# The instruction of TinyZero and GRPO-Zero, word for word, so that chat models can be compared.
+SYSTEM = ("You are a helpful assistant. You first think about the reasoning process in your mind "
+          "and then provide the user with the answer.")
+USER = ("Using the numbers {numbers}, create an equation that equals {target}. You can use basic "
+        "arithmetic operations (+, -, *, /) and each number can only be used once. Show your work "
+        "in <think> </think> tags. And return the final answer in <answer> </answer> tags, for "
+        "example <answer> (1 + 2) / 3 </answer>.")
 CHAT = (f"<|im_start|>system\n{SYSTEM}<|im_end|>\n<|im_start|>user\n{USER}<|im_end|>\n"
         "<|im_start|>assistant\nLet me solve this step by step.\n<think>")
 
 
 def prompt(puzzle: Puzzle, chat: bool) -> str:
-    """The prompt, which ends in `<think>`: ChatML for a chat model, short and plain for any
-    other."""
+    """The prompt, which ends in `<think>`: ChatML for a chat model, short and plain for others."""
     return (CHAT if chat else PLAIN).format(numbers=list(puzzle.numbers), target=puzzle.target)
 
 
 # --------------------------------------------------------------------------------------- the reward
 
 MAX_LENGTH, MAX_DEPTH = 256, 32  # of an expression: characters, nested parentheses
-OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
-             ast.UAdd: operator.pos, ast.USub: operator.neg}  # the signs
+OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
+             ast.Div: operator.truediv, ast.UAdd: operator.pos, ast.USub: operator.neg}  # the signs
 
-SIGNS = {"\\times": "*", "\\cdot": "*", "\\div": "/", "×": "*", "·": "*", "⋅": "*", "÷": "/", " x ": " * "}
+SIGNS = {"\\times": "*", "\\cdot": "*", "\\div": "/",
+         "×": "*", "·": "*", "⋅": "*", "÷": "/", " x ": " * "}
 MARKS = " $`"  # around an expression
-PARTS = {"answer": 1.0, "format": 0.1}  # the reward: the sum of weight * part; changed by --reward_weights
+PARTS = {"answer": 1.0, "format": 0.1}  # the reward: the sum of weight * part, see --reward_weights
 
 
 def grade(response: str, puzzle: Puzzle) -> dict[str, float]:
@@ -192,7 +193,7 @@ def grade(response: str, puzzle: Puzzle) -> dict[str, float]:
 def is_correct(text: str, puzzle: Puzzle) -> bool:
     """Whether an expression, cleaned by `without_notation`, uses every number exactly once and
     equals the target."""
-    text = without_notation(text) if len(text) <= MAX_LENGTH else ""  # nested fractions take quadratic time
+    text = without_notation(text) if len(text) <= MAX_LENGTH else ""  # takes quadratic time
     return expression_value(text) == puzzle.target and (
         sorted(map(int, re.findall(r"[0-9]+", text))) == sorted(puzzle.numbers))
 
@@ -200,31 +201,30 @@ def is_correct(text: str, puzzle: Puzzle) -> bool:
 def without_notation(text: str) -> str:
     r"""An expression without a chat model's notation: `$4 \times [5 − 3]$` becomes `4 * (5 - 3)`.
 
-    Numbers, + - * / and parentheses stay as they are. `**` around the whole is Markdown, and
-    dropped.
+    Numbers, + - * / and parentheses stay. `**` around the whole is Markdown, and dropped.
     """
     text = " ".join(without_latex(text).split())
     for written, sign in SIGNS.items():
         text = text.replace(written, sign)
-    text = with_slashes(text, "(({})/({}))").lstrip(MARKS).rstrip(MARKS + ".")  # \\frac{1}{2} becomes ((1)/(2))
+    text = with_slashes(text, "(({})/({}))").lstrip(MARKS).rstrip(MARKS + ".")  # from \\frac{1}{2}
     if text.startswith("**") and text.endswith("**"):
         text = text[2:-2].lstrip(MARKS).rstrip(MARKS + ".")
     return text.translate(str.maketrans("[]{}", "()()"))
 
 
 def expression_value(text: str) -> Fraction | None:
-    """The exact value of an expression of whole numbers, + - * / and parentheses; None for any
-    other text.
+    """The exact value of an expression of whole numbers, + - * / and parentheses; else None.
 
-    No leading zeros, at most 256 characters and 32 nested parentheses. The limits are checked
-    before Python's parser sees the text, so that nothing a model writes can be too long or too deep
-    for it.
+    No leading zeros, at most 256 characters and 32 nested parentheses: checked before Python's
+    parser sees the text, so that nothing a model writes can be too long or too deep for it.
     """
-    if len(text) > MAX_LENGTH or not re.fullmatch(r"[0-9+\-*/() ]+", text) or re.search(r"\b0[0-9]", text):
+    if (len(text) > MAX_LENGTH or not re.fullmatch(r"[0-9+\-*/() ]+", text)
+            or re.search(r"\b0[0-9]", text)):
         return None
     depth = itertools.accumulate((c == "(") - (c == ")") for c in text)  # after each character
     try:
-        return tree_value(ast.parse(text.strip(), mode="eval").body) if max(depth) <= MAX_DEPTH else None
+        return (tree_value(ast.parse(text.strip(), mode="eval").body)
+                if max(depth) <= MAX_DEPTH else None)
     except (ValueError, SyntaxError, ZeroDivisionError):
         return None
 
@@ -246,8 +246,7 @@ def tree_value(node: ast.expr) -> Fraction:
 
 
 def calculations(response: str, puzzle: Puzzle) -> list[tuple[CalculationSpan, bool]]:
-    """Where each calculation `a operator b = result` stands, and whether it is true and a and b
-    were available."""
+    """Where each `a operator b = result` is, and whether it is true and a and b were available."""
     spans = find_calculations(response)
     return list(zip(spans, check_calculations(response, spans, puzzle.numbers)))
 
@@ -270,7 +269,8 @@ def main() -> None:
         parser.exit(1, "error: more than 5 numbers have too many solutions to print\n")
     puzzle = Puzzle(tuple(args.numbers), args.target)
     print(f"{prompt(puzzle, chat=False)}\n\nsplit: {split(puzzle)}")
-    found = {expression(puzzle.numbers, steps) for value, steps in derivations(puzzle.numbers) if value == args.target}
+    found = {expression(puzzle.numbers, steps)
+             for value, steps in derivations(puzzle.numbers) if value == args.target}
     print("\n".join(sorted(found)) or "no solution")
 
 

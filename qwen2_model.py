@@ -14,7 +14,7 @@ usual implementations:
 Alphabet: R rows of S new tokens each, C columns that attention looks at (those of the cache, then
 the S new ones), V vocabulary, D hidden size, H query heads, K key heads, d head size.
 
-Run it:  python train.py --steps 0        loads the bundled model, samples from it and grades the responses
+Run it:  python train.py --steps 0        loads the bundled model, samples and grades
 """
 import math
 from copy import copy
@@ -32,8 +32,9 @@ from plumbing.compute import by_rows, in_memory, linear, recomputed
 from plumbing.files import check_tensors, read_json, replace_file, write_json
 from plumbing.model_folder import check_folder, config_values, read_weights, written_config
 
-LOGITS_KEPT = 2**26  # most logits to keep for the backward pass; where there are more, it computes them again
-ARCHITECTURES = {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM"}
+LOGITS_KEPT = 2**26  # most logits to keep for the backward pass; it computes more of them again
+ARCHITECTURES = {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM",
+                 "llama": "LlamaForCausalLM"}
 
 
 # -------------------------------------------------------------------------------- the configuration
@@ -71,7 +72,7 @@ def wide(x: Tensor) -> Tensor:
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * weight, over the last dimension; torch computes it in float32 for
     bfloat16, too."""
-    return F.rms_norm(x, weight.shape, weight.to(x.dtype), eps)  # weights may be stored in bfloat16: see `arithmetic`
+    return F.rms_norm(x, weight.shape, weight.to(x.dtype), eps)  # may be bfloat16: see `arithmetic`
 
 
 def rope_frequencies(c: Config) -> Tensor:
@@ -82,7 +83,8 @@ def rope_frequencies(c: Config) -> Tensor:
     context keeps its frequency, one that turns seldom has 1 / factor of it, and between the two is
     a straight line.
     """
-    frequency = c.rope["rope_theta"] ** -(torch.arange(0, c.head_dim, 2).float() / c.head_dim)  # (d / 2,)
+    exponent = torch.arange(0, c.head_dim, 2).float() / c.head_dim  # (d / 2,)
+    frequency = c.rope["rope_theta"] ** -exponent  # (d / 2,)
     if c.rope["rope_type"] == "default":
         return frequency
     seldom, often = c.rope["low_freq_factor"], c.rope["high_freq_factor"]
@@ -120,9 +122,10 @@ def by_key_head(x: Tensor, K: int) -> Tensor:
     return x.unflatten(1, (K, -1)).flatten(2, 3)
 
 
-def product(x: Tensor, w: Tensor, bias: Tensor | None = None, adapter: nn.Module | None = None) -> Tensor:
-    """x @ w.T + bias, (..., outputs), and what the adapter of the matrix adds, if it has one: see
-    extras/lora.py."""
+def product(
+    x: Tensor, w: Tensor, bias: Tensor | None = None, adapter: nn.Module | None = None
+) -> Tensor:
+    """x @ w.T + bias, (..., outputs), and what w's adapter, if any, adds: see extras/lora.py."""
     y = linear(x, w, bias)
     return adapter.add(x, y) if adapter else y
 
@@ -138,7 +141,8 @@ class Layer(nn.Module):
     def __init__(self, c: Config):
         super().__init__()
         D, H, K, d = c.hidden_size, c.num_attention_heads, c.num_key_value_heads, c.head_dim
-        self.H, self.K, self.d, self.eps = H, K, d, c.rms_norm_eps
+        self.H, self.K, self.d = H, K, d
+        self.eps = c.rms_norm_eps
         self.norm_1, self.norm_2 = nn.Parameter(torch.ones(D)), nn.Parameter(torch.ones(D))
         self.qkv = nn.Parameter(torch.zeros((H + 2 * K) * d, D))  # rows of q, then of k, then of v
         self.qkv_bias = nn.Parameter(torch.zeros((H + 2 * K) * d)) if c.qkv_bias else None
@@ -147,9 +151,12 @@ class Layer(nn.Module):
         self.o = nn.Parameter(torch.zeros(D, H * d))
         self.gate_up = nn.Parameter(torch.zeros(2 * c.intermediate_size, D))
         self.down = nn.Parameter(torch.zeros(D, c.intermediate_size))
-        self.qkv_adapter = self.o_adapter = self.gate_up_adapter = self.down_adapter = None  # extras/lora.py may set them
+        # extras/lora.py may set them.
+        self.qkv_adapter = self.o_adapter = self.gate_up_adapter = self.down_adapter = None
 
-    def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor], mask: Tensor, extend: Callable) -> Tensor:
+    def forward(
+        self, x: Tensor, rotation: tuple[Tensor, Tensor], mask: Tensor, extend: Callable
+    ) -> Tensor:
         """x (R, S, D) -> (R, S, D). rotation: see `rotate`; mask: see `attention`; extend(k, v):
         see Cache.extend."""
         q, k, v = self.heads(x, rotation)  # (R, H, S, d), (R, K, S, d), (R, K, S, d)
@@ -163,25 +170,26 @@ class Layer(nn.Module):
         """q (R, H, S, d), k and v (R, K, S, d) of x (R, S, D). q and k are rotated."""
         x_1 = rms_norm(x, self.norm_1, self.eps)  # (R, S, D)
         qkv = product(x_1, self.qkv, self.qkv_bias, self.qkv_adapter)  # (R, S, (H + 2 K) d)
-        qk, v = qkv.unflatten(2, (-1, self.d)).transpose(1, 2).split((self.H + self.K, self.K), dim=1)
+        qk, v = qkv.unflatten(2, (-1, self.d)).transpose(1, 2).split(
+            (self.H + self.K, self.K), dim=1)
         if self.q_norm is not None:
             q, k = qk.split((self.H, self.K), dim=1)
-            qk = torch.cat((rms_norm(q, self.q_norm, self.eps), rms_norm(k, self.k_norm, self.eps)), dim=1)
+            qk = torch.cat((rms_norm(q, self.q_norm, self.eps),
+                            rms_norm(k, self.k_norm, self.eps)), dim=1)
         q, k = rotate(qk, *rotation).split((self.H, self.K), dim=1)
         return q, k, v
 
 
 class Qwen2(nn.Module):
-    """The language model: Qwen2, Qwen3 or Llama, as its Config says. `model(rows)` maps texts (R,
-    S) to logits."""
+    """The language model: Qwen2, Qwen3 or Llama, by its Config. It maps texts (R, S) to logits."""
 
     def __init__(self, config: Config):
         super().__init__()
         self.config = config
-        self.real_vocab = config.vocab_size  # start.py sets it to the tokenizer's size: rows above are never sampled
+        self.real_vocab = config.vocab_size  # start.py: tokenizer's size; rows above aren't sampled
         self.temperature = 1.0  # divides the logits, so the policy is softmax(logits / temperature)
         self.arithmetic = None  # the dtype of activations and products; None: that of the weights
-        self.checkpoint_activations = False  # True: the backward pass recomputes each layer, to save memory
+        self.checkpoint_activations = False  # True: backward recomputes each layer, to save memory
         V, D = config.vocab_size, config.hidden_size
         self.embedding = nn.Parameter(torch.zeros(V, D))
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
@@ -197,9 +205,10 @@ class Qwen2(nn.Module):
         # Columns before this call. When the backward pass computes a layer again, its keys are in
         # the cache already, and `extend` puts the new ones in their place, behind `past`.
         past = cache.position.shape[1]
-        position = cache.advance(tokens.shape[1])  # (R, S) of the new tokens in the texts of their rows
+        position = cache.advance(tokens.shape[1])  # (R, S) in the texts of their rows
         angle = position[:, None, :, None].float() * self.frequency  # (R, 1, S, d / 2)
-        x, rotation = F.embedding(tokens, self.embedding).to(self.dtype), (angle.cos(), angle.sin())  # (R, S, D)
+        rotation = angle.cos(), angle.sin()  # (R, 1, S, d / 2) each
+        x = F.embedding(tokens, self.embedding).to(self.dtype)  # (R, S, D)
         mask = cache.mask(position)  # (R, 1, S, C)
         if hide is not None:
             mask[..., past:].masked_fill_(hide, -math.inf)
@@ -217,14 +226,13 @@ class Qwen2(nn.Module):
         return logits if self.temperature == 1 else logits / self.temperature
 
     def logprob(self, states: Tensor, tokens: Tensor) -> Tensor:
-        """log pi (n,) of tokens (n,), with gradient; tokens[i] follows states[i] of states (n,
-        D)."""
-        some = lambda states, tokens: self.logits(states).log_softmax(-1).gather(1, tokens[:, None])[:, 0]
+        """log pi (n,) of tokens (n,), with gradient; tokens[i] follows states[i], states (n, D)."""
+        some = lambda states, tokens: (
+            self.logits(states).log_softmax(-1).gather(1, tokens[:, None])[:, 0])
         return by_rows(some, self.real_vocab, LOGITS_KEPT, states, tokens, kept=LOGITS_KEPT)
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Logits (R, S, V) after each token of R texts (R, S), of all V rows, as transformers has
-        them."""
+        """Logits (R, S, V) after each token of texts (R, S), of all V rows, as in transformers."""
         return product(self.hidden(rows, Cache(self, len(rows))), self.output_weight)
 
     @cached_property
@@ -259,24 +267,25 @@ class Cache:
         row 1      d  e  e               0  NOWHERE  1    2
     """
 
-    NOWHERE = 2**62  # the position of a column without a token: after every token, so that none sees it
+    NOWHERE = 2**62  # the position of a column without a token: behind all, so that none sees it
 
     def __init__(self, model: Qwen2, R: int):
         """A cache of R rows that have read nothing."""
-        c, device = model.config, model.norm.device
+        c = model.config
+        device = model.norm.device
         # All layers may begin with the same tensor, because `extend` replaces it.
-        empty = torch.zeros(R, c.num_key_value_heads, 0, c.head_dim, dtype=model.dtype, device=device)
+        empty = torch.zeros(R, c.num_key_value_heads, 0, c.head_dim,
+                            dtype=model.dtype, device=device)
         self.keys = [empty] * c.num_hidden_layers
         self.values = list(self.keys)  # of each layer (R, K, columns, d)
         self.position = torch.zeros(R, 0, dtype=torch.long, device=device)  # (R, columns)
-        self.length = torch.zeros(R, dtype=torch.long, device=device)  # (R,) how many tokens a row has read
+        self.length = torch.zeros(R, dtype=torch.long, device=device)  # (R,) tokens it has read
 
     def advance(self, S: int) -> Tensor:
-        """Add S columns, for new tokens behind what each row has read. Returns their positions (R,
-        S) in their texts.
-        """
+        """Add S columns, behind what each row has read. Returns their positions (R, S) in texts."""
         own = self.length[:, None] + torch.arange(S, device=self.length.device)  # (R, S)
-        self.position, self.length = torch.cat((self.position, own), dim=1), self.length + S
+        self.position = torch.cat((self.position, own), dim=1)
+        self.length = self.length + S
         return own
 
     def mask(self, own: Tensor) -> Tensor:
@@ -295,19 +304,17 @@ class Cache:
         return self.keys[layer], self.values[layer]
 
     def rows(self, index: Tensor) -> Self:
-        """A new cache of B rows, each of which goes on after row index (B,) of this one; with
-        gradient."""
+        """A new cache of B rows, which go on after rows index (B,) of this one; with gradient."""
         new = copy(self)
-        new.keys, new.values = ([x.index_select(0, index) for x in side] for side in (self.keys, self.values))
+        new.keys = [x.index_select(0, index) for x in self.keys]
+        new.values = [x.index_select(0, index) for x in self.values]
         new.position, new.length = self.position[index], self.length[index]
         return new
 
     def forget_after(self, length: Tensor) -> None:
-        """Let each row go on after its first tokens, length (R,). The columns of the others stay,
-        but nobody sees them.
-        """
+        """Rows go on after their first tokens, length (R,). Others' columns stay, but unseen."""
         self.length = length
-        self.position = self.position.where(self.position < length[:, None], self.NOWHERE)  # (R, columns)
+        self.position = self.position.where(self.position < length[:, None], self.NOWHERE)  # (R, C)
 
 
 # -------------------------------------------------------------------------------------- checkpoints
@@ -316,26 +323,26 @@ class Cache:
 # For each of our weights, the weights of a checkpoint that it consists of, one below the other.
 # (Those of a layer come after layers.0. and model.layers.0.)
 NAMES = {
-    "embedding": ["model.embed_tokens.weight"], "norm": ["model.norm.weight"], "head": ["lm_head.weight"],
-    "norm_1": ["input_layernorm.weight"], "norm_2": ["post_attention_layernorm.weight"],
-    "qkv": [f"self_attn.{x}_proj.weight" for x in "qkv"], "qkv_bias": [f"self_attn.{x}_proj.bias" for x in "qkv"],
-    "q_norm": ["self_attn.q_norm.weight"], "k_norm": ["self_attn.k_norm.weight"], "o": ["self_attn.o_proj.weight"],
+    "embedding": ["model.embed_tokens.weight"], "norm": ["model.norm.weight"],
+    "head": ["lm_head.weight"], "norm_1": ["input_layernorm.weight"],
+    "norm_2": ["post_attention_layernorm.weight"], "o": ["self_attn.o_proj.weight"],
+    "qkv": [f"self_attn.{x}_proj.weight" for x in "qkv"],
+    "qkv_bias": [f"self_attn.{x}_proj.bias" for x in "qkv"],
+    "q_norm": ["self_attn.q_norm.weight"], "k_norm": ["self_attn.k_norm.weight"],
     "gate_up": ["mlp.gate_proj.weight", "mlp.up_proj.weight"], "down": ["mlp.down_proj.weight"]}
 
 
 def parts_of(name: str, rows: int, c: Config) -> dict[str, int]:
-    """The checkpoint's weights that one of ours, of so many rows, consists of: name and rows of
-    each, in order."""
+    """The checkpoint's weights that make one of ours, of so many rows: name and rows, in order."""
     layer, _, own = name.rpartition(".")
-    names = [f"model.{layer}.{x}" if layer else x for x in NAMES[own]]  # layers.0.qkv -> model.layers.0.self_attn...
+    names = [f"model.{layer}.{x}" if layer else x for x in NAMES[own]]
     K = c.num_key_value_heads
-    heads = (c.num_attention_heads, K, K) if len(names) == 3 else (1,) * len(names)  # q, k and v differ in size
+    heads = (c.num_attention_heads, K, K) if len(names) == 3 else (1,) * len(names)  # 3: q, k, v
     return {x: rows * n // sum(heads) for x, n in zip(names, heads)}
 
 
 def to_checkpoint(tensors: dict[str, Tensor], c: Config) -> dict[str, Tensor]:
-    """Weights by our names, their gradients or their moments -> the same by a checkpoint's
-    names."""
+    """Weights, their gradients or moments: by our names -> the same by a checkpoint's names."""
     found = {}
     for name, x in tensors.items():
         parts = parts_of(name, len(x), c)
@@ -343,10 +350,12 @@ def to_checkpoint(tensors: dict[str, Tensor], c: Config) -> dict[str, Tensor]:
     return found
 
 
-def from_checkpoint(tensors: dict[str, Tensor], like: dict[str, Tensor], c: Config) -> dict[str, Tensor]:
-    """The inverse of to_checkpoint: tensors by our names, those of `like`, from tensors by a
-    checkpoint's."""
-    return {name: torch.cat([tensors[part] for part in parts_of(name, len(x), c)]) for name, x in like.items()}
+def from_checkpoint(
+    tensors: dict[str, Tensor], like: dict[str, Tensor], c: Config
+) -> dict[str, Tensor]:
+    """The inverse of to_checkpoint: tensors by our names, those of `like`, from a checkpoint's."""
+    return {name: torch.cat([tensors[part] for part in parts_of(name, len(x), c)])
+            for name, x in like.items()}
 
 
 def parse_config(source: dict) -> Config:
@@ -361,7 +370,9 @@ def parse_config(source: dict) -> Config:
     return Config(**config_values(source, list(ARCHITECTURES), types, own))
 
 
-def load_model(path: str | Path, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32) -> Qwen2:
+def load_model(
+    path: str | Path, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32
+) -> Qwen2:
     """Read a Hugging Face folder: config.json and model.safetensors, or its shards and their index.
 
     Raises FileNotFoundError or ValueError, with a message of one sentence, when a file is missing
@@ -371,7 +382,7 @@ def load_model(path: str | Path, device: str | torch.device = "cpu", dtype: torc
     check_folder(path)
     config = parse_config(read_json(path / "config.json"))
     found = read_weights(path, device, dtype, config.tie_word_embeddings, config.num_hidden_layers)
-    with torch.device("meta"):  # no storage and no random initialization; load_state_dict assigns the weights
+    with torch.device("meta"):  # no storage, nothing random; load_state_dict assigns the weights
         model = Qwen2(config).to(dtype)
     check_tensors(f"the checkpoint in {path}", to_checkpoint(model.state_dict(), config), found)
     model.load_state_dict(from_checkpoint(found, model.state_dict(), config), assign=True)
@@ -382,7 +393,9 @@ def save_model(model: Qwen2, path: str | Path) -> None:
     """Write config.json and model.safetensors, which load_model and transformers both read."""
     path = Path(path)
     path.mkdir(parents=True, exist_ok=True)
-    tensors = {name: x.contiguous() for name, x in to_checkpoint(model.state_dict(), model.config).items()}
-    source = model.config.source | {"architectures": [ARCHITECTURES[model.config.source["model_type"]]]}
-    write_json(path / "config.json", written_config(source, model.config.rope, model.output_weight.dtype))
-    replace_file(path / "model.safetensors", lambda part: save_file(tensors, part, metadata={"format": "pt"}))
+    c = model.config
+    tensors = {name: x.contiguous() for name, x in to_checkpoint(model.state_dict(), c).items()}
+    source = c.source | {"architectures": [ARCHITECTURES[c.source["model_type"]]]}
+    write_json(path / "config.json", written_config(source, c.rope, model.output_weight.dtype))
+    replace_file(path / "model.safetensors",
+                 lambda part: save_file(tensors, part, metadata={"format": "pt"}))

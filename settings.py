@@ -11,45 +11,44 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Settings:
-    """What a run is told, but for its credit function's own flags. --resume takes it from
-    config.json."""
+    """What a run is told, but for its credit function's flags. --resume has it from config.json."""
 
     # What is trained, on what:
-    mitigation: str = "none"  # the credit function, see the end of --help; none: GRPO, which credits all tokens alike
-    model: str = ""  # a Hugging Face folder, Qwen2, Qwen3 or Llama; empty: the small one of the task
-    task: str = "countdown"  # the NAME of a file NAME_task.py, here or in tasks/, or a path that ends in .py
+    mitigation: str = "none"  # credit function, see the end of --help; none: GRPO, all tokens alike
+    model: str = ""  # a Hugging Face folder, Qwen2, Qwen3 or Llama; empty: the task's small one
+    task: str = "countdown"  # the NAME of NAME_task.py, here or in tasks/, or a path ending in .py
     data: str = ""  # a file of puzzles, such as .jsonl or .parquet; empty: the task makes its own
-    eval_data: str = ""  # a file of held-out puzzles, such as a test split; empty: a tenth of --data, or the task's own
-    out: str = ""  # the run folder, new or empty; by default runs/<mitigation>[-<changed flags>]-seed<seed>
-    lora_rank: int = 0  # train adapters of this rank beside the frozen model, see extras/lora.py; 0: train the whole model
+    eval_data: str = ""  # a file of held-out puzzles; empty: a tenth of --data, or the task's own
+    out: str = ""  # run folder, new or empty; unset: runs/<mitigation>[-<changed flags>]-seed<seed>
+    lora_rank: int = 0  # of adapters to train, see extras/lora.py; 0: train the whole model
     lora_alpha: float = 32.0  # what adapters add is multiplied by this / rank
-    adapter: str = ""  # a folder with adapters of PEFT to start from, of that rank and alpha; empty: new ones
+    adapter: str = ""  # a folder of PEFT to start from, of that rank and alpha; empty: new adapters
     seed: int = 0  # of the order of the puzzles, and of sampling
     # The algorithm:
     steps: int = 100  # 0 only evaluates
     questions: int = 12  # Q, puzzles per step
     responses: int = 8  # G, to each puzzle: its group
     max_new_tokens: int = 140  # a longer response is cut off
-    temperature: float = 1.0  # the policy is softmax(logits / this), in sampling, training and evaluation
+    temperature: float = 1.0  # policy: softmax(logits / this), in sampling, training and evaluation
     reward: str = "graded"  # random: a coin toss instead of the grade, while training; a control
     reward_weights: str = ""  # change the weights in the task's PARTS, such as answer=1,format=0
-    shaping: str = "none"  # taken off the reward that is compared: for length (overlong), or the KL to the start (kl)
+    shaping: str = "none"  # taken off the compared reward: length (overlong), KL to the start (kl)
     shaping_beta: float = 0.1  # weight of --shaping
-    advantage: str = "grpo"  # how a reward is compared with the others of its group, the responses to the same puzzle
-    normalize: str = "response"  # a method's weights get mean 1 in each response, or in the step, or stay (none)
-    loss: str = "ppo"  # ppo: its clipped objective; cispo: a clipped, constant ratio; gspo: a ratio per response
-    loss_norm: str = "token"  # token: the loss is a mean over all tokens of the step; sequence, constant: see grpo.py
-    clip_low: float = 0.2  # ppo, gspo: where p now / p when sampled is below 1 - this, negative credit has no gradient
-    clip_high: float = 0.2  # ppo, gspo: where it is above 1 + this, positive credit has none (PPO: 0.2, DAPO: 0.28)
+    advantage: str = "grpo"  # how a reward is compared with its group's, those to the same puzzle
+    normalize: str = "response"  # a method's weights average 1 per response or step, or stay (none)
+    loss: str = "ppo"  # ppo: its clip; cispo: a clipped, constant ratio; gspo: a ratio per response
+    loss_norm: str = "token"  # token: mean over the step's tokens; sequence, constant: see grpo.py
+    clip_low: float = 0.2  # ppo, gspo: where pi / pi_old < 1 - this, credit < 0 has no gradient
+    clip_high: float = 0.2  # ppo, gspo: where it is > 1 + this, credit > 0 has none (DAPO: 0.28)
     updates_per_batch: int = 1  # optimizer steps on each batch
-    old_logprob: str = "sampler"  # pi_old of the ratio: as the sampler recorded it, or the first update recomputes it
+    old_logprob: str = "sampler"  # pi_old: that of the sampler, or recomputed by the first update
     kl: float = 0.0  # weight of the KL penalty to the start model, the reference
-    kl_gradient: str = "k3"  # the penalty's gradient: that of the k3 estimate, or (unbiased) of KL(policy || reference)
-    skip_unfinished: bool = False  # no credit for responses that the token limit cut off; --kl still acts on them
+    kl_gradient: str = "k3"  # --kl's gradient: that of k3, or (unbiased) of KL(policy || reference)
+    skip_unfinished: bool = False  # no credit for a response that is cut off; --kl still acts on it
     # The optimizer:
     lr: float = 2e-4  # AdamW's learning rate
     warmup_steps: int = 0  # n: step k of the first n has lr * k / n
-    linear_decay: bool = False  # after the warm-up the learning rate falls in equal steps, to nearly 0 in the last one
+    linear_decay: bool = False  # after the warm-up lr falls in equal steps, to nearly 0 in the last
     beta1: float = 0.9  # decay of AdamW's mean gradient
     beta2: float = 0.999  # decay of AdamW's mean squared gradient
     weight_decay: float = 0.0  # of AdamW
@@ -58,14 +57,14 @@ class Settings:
     eval_every: int = 25  # steps between measurements of held-out success; 0: at start and end only
     eval_problems: int = 512  # held-out puzzles, one response each
     eval_greedy: bool = False  # that response takes the most probable tokens and is not sampled
-    pass_at: int = 16  # k: at the end, the share of up to 128 held-out puzzles that one of k samples solves; 0: no
+    pass_at: int = 16  # k: final share of up to 128 held-out puzzles solved within k samples; 0: no
     checkpoint_every: int = 0  # steps between checkpoints/step-...; 0: only the last
     state_every: int = 10  # steps between writing what --resume continues from; 0: only at the end
     # The machine:
-    micro_batch: int = 16  # responses in one forward and backward pass; changes memory, and results by rounding alone
-    reading: str = "shared"  # shared: an update reads each prompt once; plain: with each of its responses, see grpo.py
-    checkpoint_activations: bool = False  # less memory, more time: the backward pass recomputes each layer
+    micro_batch: int = 16  # responses in one pass; changes memory, and results by rounding alone
+    reading: str = "shared"  # shared: updates read a prompt once; plain: per response, see grpo.py
+    checkpoint_activations: bool = False  # less memory, more time: backward recomputes each layer
     device: str = "cpu"  # any torch device that has float64, such as cuda or cuda:1
-    dtype: str = "float32"  # of the model's weights; the optimizer works on float32 weights in any case
-    arithmetic: str = ""  # dtype of products; empty: --dtype, but float32 on a processor that is slow in bfloat16
-    optimizer_device: str = ""  # cpu: master weights, gradients and moments live there; empty: on --device
+    dtype: str = "float32"  # of the model's weights; the optimizer's are float32 in any case
+    arithmetic: str = ""  # dtype of products; empty: --dtype, but float32 where bfloat16 is slow
+    optimizer_device: str = ""  # cpu: it holds master weights, gradients, moments; empty: --device

@@ -40,19 +40,24 @@ class Adapter(nn.Module):
     A (parts r, inputs) has the parts' A below each other, B (outputs, r) their B.
     """
 
-    def __init__(self, w: Tensor, parts: dict[str, int], rank: int, alpha: float, generator: torch.Generator,
-                 dtype: torch.dtype):
+    def __init__(
+        self, w: Tensor, parts: dict[str, int], rank: int, alpha: float,
+        generator: torch.Generator, dtype: torch.dtype
+    ):
         """w (outputs, inputs). parts: name and rows of each part, in order."""
         super().__init__()
-        self.rank, self.alpha, bound = rank, alpha, w.shape[1] ** -0.5
+        self.rank, self.alpha = rank, alpha
         self.parts, self.sizes = list(parts), list(parts.values())
+        bound = w.shape[1] ** -0.5
         A = torch.empty(len(parts) * rank, w.shape[1]).uniform_(-bound, bound, generator=generator)
-        self.A, self.B = nn.Parameter(A.to(w.device, dtype)), nn.Parameter(w.new_zeros(len(w), rank, dtype=dtype))
+        self.A = nn.Parameter(A.to(w.device, dtype))
+        self.B = nn.Parameter(w.new_zeros(len(w), rank, dtype=dtype))
 
     def add(self, x: Tensor, y: Tensor) -> Tensor:
         """Add (alpha / r) (x A^T) B^T, of x (..., inputs), to y (..., outputs), in place."""
         narrow = F.linear(x, self.A).split(self.rank, dim=-1)  # of each part (..., r)
-        added = torch.cat([F.linear(z, B) for z, B in zip(narrow, self.B.split(self.sizes))], dim=-1)  # (..., outputs)
+        pairs = zip(narrow, self.B.split(self.sizes))
+        added = torch.cat([F.linear(z, B) for z, B in pairs], dim=-1)  # (..., outputs)
         return y.add_(added, alpha=self.alpha / self.rank)
 
     def change(self) -> Tensor:
@@ -67,19 +72,20 @@ def add_adapters(model: Qwen2, rank: int, alpha: float, seed: int) -> None:
     for name, w in list(model.requires_grad_(False).named_parameters()):
         layer, _, own = name.rpartition(".")
         if layer and w.dim() == 2:
-            adapter = Adapter(w, parts_of(name, len(w), model.config), rank, alpha, generator, model.dtype)
+            parts = parts_of(name, len(w), model.config)
+            adapter = Adapter(w, parts, rank, alpha, generator, model.dtype)
             setattr(model.get_submodule(layer), own + "_adapter", adapter)
 
 
 def adapters(model: Qwen2) -> dict[str, Adapter]:
     """The adapters of a model, by the names of their matrices, such as layers.0.qkv."""
-    return {name.removesuffix("_adapter"): x for name, x in model.named_modules() if isinstance(x, Adapter)}
+    return {name.removesuffix("_adapter"): x for name, x in model.named_modules()
+            if isinstance(x, Adapter)}
 
 
 @torch.no_grad()
 def merged(model: Qwen2) -> Qwen2:
-    """The model without adapters that computes the same: W + (alpha / r) B A, added in float32 and
-    rounded once."""
+    """The same model without adapters: W + (alpha / r) B A, added in float32 and rounded once."""
     weights = {name: w for name, w in model.state_dict().items() if "_adapter." not in name}
     for name, adapter in adapters(model).items():
         weights[name] = adapter.change().add_(weights[name]).to(weights[name])
@@ -93,24 +99,29 @@ def peft_tensors(model: Qwen2) -> dict[str, Tensor]:
     """All A and B by their names in PEFT: views, so what is copied into them is the model's."""
     return {f"base_model.model.{part.removesuffix('weight')}lora_{letter}.weight": x.detach()
             for adapter in adapters(model).values()
-            for letter, stack in (("A", adapter.A.split(adapter.rank)), ("B", adapter.B.split(adapter.sizes)))
+            for letter, stack in (("A", adapter.A.split(adapter.rank)),
+                                  ("B", adapter.B.split(adapter.sizes)))
             for part, x in zip(adapter.parts, stack)}
 
 
 def save_adapters(model: Qwen2, folder: Path, base: str) -> None:
     """Write a folder that PEFT and transformers read. base: the folder of the frozen model."""
     folder.mkdir(parents=True, exist_ok=True)
-    tensors, one = {name: x.float() for name, x in peft_tensors(model).items()}, next(iter(adapters(model).values()))
+    tensors = {name: x.float() for name, x in peft_tensors(model).items()}
+    one = next(iter(adapters(model).values()))
     write_json(folder / "adapter_config.json", {
-        "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": str(Path(base).absolute()),
-        "r": one.rank, "lora_alpha": one.alpha, "target_modules": sorted({name.split(".")[-3] for name in tensors})})
-    replace_file(folder / "adapter_model.safetensors", lambda part: save_file(tensors, part, metadata={"format": "pt"}))
+        "peft_type": "LORA", "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": str(Path(base).absolute()),
+        "r": one.rank, "lora_alpha": one.alpha,
+        "target_modules": sorted({name.split(".")[-3] for name in tensors})})
+    replace_file(folder / "adapter_model.safetensors",
+                 lambda part: save_file(tensors, part, metadata={"format": "pt"}))
 
 
 def load_adapters(model: Qwen2, folder: str, rank: int, alpha: float, base: str) -> None:
-    """Take over A and B from a folder that PEFT wrote; ValueError where they don't fit the model in
-    the folder base."""
-    mine, found = peft_tensors(model), read_adapter(Path(folder), rank, alpha, model.dtype, Path(base))
+    """Take over A and B from PEFT's folder; ValueError where they don't fit the model in base."""
+    mine = peft_tensors(model)
+    found = read_adapter(Path(folder), rank, alpha, model.dtype, Path(base))
     try:
         check_tensors(f"the adapter in {folder}", mine, found)
     except ValueError as error:  # not of all matrices of the layers and no others
