@@ -23,24 +23,41 @@ def random(batch: TokenBatch) -> Tensor:
 
 def needs_of(of: str) -> tuple[str, ...]:
     """What another method needs; nothing where there is none of that name, which is refused later."""
-    return required(MITIGATIONS[of], {}) if of in MITIGATIONS else ()
+    method = MITIGATIONS.get(of.partition(":")[0])
+    return required(method, hyper_parameters(of)) if method else ()
 
 
-def another(of: str, own: str, only: str = "") -> CreditFunction:
-    """The method named by --of, which has its default hyper-parameters. ValueError for `own`, the control itself, and
-    where `only` says that just reweightings will do, for any other."""
+def hyper_parameters(of: str) -> dict:
+    """Those that --of gives behind the name of a method, as in surprise:power=0.5, each of its default's type."""
+    name, *given = of.split(":")
+    defaults, values = MITIGATIONS[name].parameters, {}
+    for flag, _, text in (word.partition("=") for word in given):
+        require(flag in defaults, f"--of {of}: {name} has no {flag}, only {', '.join(defaults) or 'its name'}")
+        kind = type(defaults[flag])
+        try:
+            values[flag] = {"true": True, "false": False}[text.lower()] if kind is bool else kind(text)
+        except (ValueError, KeyError):
+            raise ValueError(f"--of {of}: {flag} must be {kind.__name__}, not {text!r}") from None
+    return values
+
+
+def another(of: str, own: str, only: str = "") -> tuple[CreditFunction, dict]:
+    """The method named by --of, and its hyper-parameters. ValueError for `own`, the control itself, and where `only`
+    says that just reweightings will do, for any other."""
     choices = [m.name for m in MITIGATIONS.values() if m.name != own and (m.is_reweighting or not only)]
-    require(of in choices, f"--of {of}: {only}choose one of {', '.join(choices)}")
-    return MITIGATIONS[of]
+    name = of.partition(":")[0]
+    require(name in choices, f"--of {name}: {only}choose one of {', '.join(choices)}")
+    return MITIGATIONS[name], hyper_parameters(of)
 
 
 @reweighting(needs=needs_of)
 def inverted(batch: TokenBatch, of: str = "entropy_weighted") -> Tensor:
     """credit = A * (max w + min w - w), w the weights of --of: a control that reverses a method (2602.09331).
 
-    The method named by --of has its default hyper-parameters.
+    --of surprise:power=0.5 gives that method a hyper-parameter; the others have their defaults.
     """
-    weight = another(of, "inverted", "only a reweighting can be inverted; ").raw(batch)  # (B, T)
+    method, values = another(of, "inverted", "only a reweighting can be inverted; ")
+    weight = method.raw(batch, **values)  # (B, T)
     largest = weight.masked_fill(~batch.mask, -math.inf).amax(1, keepdim=True)  # (B, 1)
     smallest = weight.masked_fill(~batch.mask, math.inf).amin(1, keepdim=True)  # (B, 1)
     return (largest + smallest - weight).clamp(min=0)  # only rounding takes it below 0
@@ -50,11 +67,12 @@ def inverted(batch: TokenBatch, of: str = "entropy_weighted") -> Tensor:
 def shuffled(batch: TokenBatch, of: str = "entropy_ratio") -> Tensor:
     """credit = that of --of, in random order within each response: its sizes without their places (ours).
 
-    The method named by --of has its default hyper-parameters.
+    --of surprise:power=0.5 gives that method a hyper-parameter; the others have their defaults.
     """
     place = torch.rand(batch.mask.shape, generator=batch.ask.generator("shuffled")).to(batch.mask.device)  # (B, T)
     order = place.masked_fill(~batch.mask, math.inf).argsort(1)  # (B, T) its tokens in random order, then padding
-    return another(of, "shuffled")(batch).gather(1, order)
+    method, values = another(of, "shuffled")
+    return method(batch, **values).gather(1, order)
 
 
 @token_credit

@@ -21,10 +21,11 @@ from rollout import TokenBatch, by_group
 def turn_mean(batch: TokenBatch, of: str = "entropy_ratio") -> Tensor:
     """credit = mean over the token's turn of the credit of --of: a turn has the sum, evenly spread (ours).
 
-    The method named by --of has its default hyper-parameters.
+    --of surprise:power=0.5 gives that method a hyper-parameter; the others have their defaults.
     """
     turn, empty = turn_of(batch), batch.advantage.new_zeros(batch.mask.shape)  # (B, T) each
-    credit = another(of, "turn_mean")(batch)  # (B, T)
+    method, values = another(of, "turn_mean")
+    credit = method(batch, **values)  # (B, T)
     total = empty.scatter_add(1, turn, credit)  # (B, T) the sum over each turn, in the turn's column
     length = empty.scatter_add(1, turn, batch.mask.to(empty))  # (B, T) tokens of each turn
     return (total / length.clamp(min=1)).gather(1, turn)

@@ -686,6 +686,23 @@ def test_shuffled_moves_credit_within_each_response(name, written):
     assert torch.equal(controls.shuffled(written, name), after)  # the same for a resumed run
 
 
+def test_a_control_takes_the_hyper_parameters_of_its_method(written):
+    """Guards against a control of the defaults while the method has others, and values of another type."""
+    before = MITIGATIONS["entropy_masking"](written, mask_percentile=50.0)  # (B, T)
+    after = controls.shuffled(written, "entropy_masking:mask_percentile=50")  # (B, T)
+    assert torch.equal(before.sort(1).values, after.sort(1).values)
+    assert not torch.equal(after, controls.shuffled(written, "entropy_masking"))
+    half = MITIGATIONS["outcome_conditional"].raw(written, think_discount=0.25)
+    assert controls.inverted.raw(written, "outcome_conditional:think_discount=0.25").max() == half.max()
+    assert controls.needs_of("regrade_ablation:tokens=True") == ()
+    assert controls.needs_of("regrade_ablation") == ("calculations",)
+    assert controls.hyper_parameters("ppo:gae_lambda=1") == {"gae_lambda": 1.0}
+    for of, said in (("ppo:lam=1", "ppo has no lam, only "), ("ppo:gae_lambda=x", "gae_lambda must be float, not 'x'"),
+                     ("shuffled", "choose one of "), ("regrade_ablation:tokens=1", "tokens must be bool, not '1'")):
+        with pytest.raises(ValueError, match=f"^--of {re.escape(of)}: {said}"):
+            controls.shuffled(written, of)
+
+
 def test_share_keeps_as_many_responses_as_are_right():
     """Guards against a part of the wrong size, credit that loses RLOO's expectation, and the same part every time."""
     advantage, success = torch.tensor([2.0, -1, -1, 0, 0, 1, -1, 0]), torch.tensor([1.0, 0, 0, 1, 1, 1, 0, 0])

@@ -2,7 +2,8 @@
 
 A function has a look after each seed from the third to the last. It is killed where its lead over the box is not above
 0, and is a try where Welch's one-sided p falls below a level, the same at every look. The level is where a function
-that is no better is ever a try with probability `error`, for the least favourable of several deviations; how often it then errs is counted on other draws.
+that is no better is ever a try with probability `error`, for the least favourable of several deviations; how often it
+then errs is counted on other draws.
 
 Run it:  python -m lab.screen.bounds
 """
