@@ -5,7 +5,8 @@ token, until it has nothing more to say. An episode is `generate` of sampler.py 
 the text so far with the reply behind it. Its columns are the *sampled* tokens alone, so a function
 of (B, T) tensors needs no change. (prefix_tree, say, takes responses with the same tokens for the
 same; but an environment that draws its replies may have told them different things.) Replies stand
-beside the columns: before[i][t] has the tokens that response i read before it sampled the token of column t.
+beside the columns: before[i][t] has the tokens that response i read before it sampled the token of
+column t.
 
 How this differs from a usual rollout in turns: nothing is kept between turns. The next one reads
 the whole text again, which costs a forward pass over it. So no cache needs to know of replies.
