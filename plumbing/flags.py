@@ -122,7 +122,7 @@ def parse_with(parser: ArgumentParser, arguments: list[str], defaults: Settings,
         fail(f"there is no credit function {chosen}: did you mean {near}? --help lists them all")
     method, helps = methods[chosen], comments(type(defaults))
     check_parameters(method)
-    if taken := method.parameters.keys() & {"help", *OTHERS, *helps}:
+    if taken := method.parameters.keys() & {"help", *OTHERS, *OLD_NAMES, *helps}:
         fail(f"{chosen} has a keyword argument named {min(taken)}, but there is a flag of that name: rename it")
     helps |= dict.fromkeys(method.parameters, f"of {chosen}")
     for name, default in (vars(defaults) | method.parameters).items():
