@@ -183,8 +183,9 @@ def grade(response: str, puzzle: Puzzle) -> dict[str, float]:
     """{'answer': 0 or 1, 'format': 0..1} of a response, which begins inside <think>.
 
     format, by `format_reward` of tasks/text.py: 1 for `...</think>\\n<answer>...</answer>`; for
-    parts of it 0.1 if the think is closed, plus 0.5 if the answer is. answer: 1 if the expression
-    in the last `<answer>` uses every number exactly once and equals the target.
+    parts of it 0.1 if the think is closed, plus 0.5 if the answer is; 0 with a second <answer>.
+    answer: 1 if the expression in the last `<answer>` uses every number exactly once and equals the
+    target.
     """
     answer = float(is_correct(graded_answer(response), puzzle))
     return {"answer": answer, "format": format_reward(response)}

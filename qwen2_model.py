@@ -200,7 +200,8 @@ class Qwen2(nn.Module):
         """Last hidden states (R, S, D) of new tokens (R, S): those of a row follow what the cache
         has read for it.
 
-        The cache grows by S columns. hide (R, 1, S, S): where a new token may not see another one.
+        The cache (while sampling a Decoder, which stands for one) grows by S columns. hide (R, 1,
+        S, S): where a new token may not see another one.
         """
         # Columns before this call. When the backward pass computes a layer again, its keys are in
         # the cache already, and `extend` puts the new ones in their place, behind `past`.

@@ -38,8 +38,8 @@ class Settings:
     normalize: str = "response"  # a method's weights average 1 per response or step, or stay (none)
     loss: str = "ppo"  # ppo: its clip; cispo: a clipped, constant ratio; gspo: a ratio per response
     loss_norm: str = "token"  # token: mean over the step's tokens; sequence, constant: see grpo.py
-    clip_low: float = 0.2  # ppo, gspo: where pi / pi_old < 1 - this, credit < 0 has no gradient
-    clip_high: float = 0.2  # ppo, gspo: where it is > 1 + this, credit > 0 has none (DAPO: 0.28)
+    clip_low: float = 0.2  # where pi / pi_old < 1 - this, credit < 0 has no gradient (not cispo)
+    clip_high: float = 0.2  # where it is > 1 + this, credit > 0 has none (not cispo; DAPO: 0.28)
     updates_per_batch: int = 1  # optimizer steps on each batch
     old_logprob: str = "sampler"  # pi_old: that of the sampler, or recomputed by the first update
     kl: float = 0.0  # weight of the KL penalty to the start model, the reference

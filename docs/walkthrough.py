@@ -160,13 +160,12 @@ def walk():
 # --------------------------------------------------------------------------------------- the update
 
 
-def gradient_of(w, tokens, push):
-    """d loss / d weight by name: d loss / d logit, push (B, T, V), times d logit / d weight, summed
-    over all logits.
+def gradient_of(w, tokens, d_logits):
+    """d loss / d weight by name, from d_logits (B, T, V), which is d loss / d logit: times
+    d logit / d weight, summed over all logits.
 
     PyTorch finds all of it in one pass backward through `forward`. Here each weight is nudged, up
-    and down. (push is held fixed, so the sum of push * logits has the gradient of the loss, without
-    a second derivation.)
+    and down, and the sum of d_logits * logits changes as the loss does, for d_logits stays fixed.
     """
     gradient = {name: np.zeros_like(x) for name, x in w.items()}
     for name, x in w.items():
@@ -174,7 +173,7 @@ def gradient_of(w, tokens, push):
             kept = x[i]
             for nudge in (1e-5, -1e-5):
                 x[i] = kept + nudge
-                gradient[name][i] += (push * response_logits(w, tokens)).sum() / (2 * nudge)
+                gradient[name][i] += (d_logits * response_logits(w, tokens)).sum() / (2 * nudge)
             x[i] = kept
     return gradient
 

@@ -7,17 +7,17 @@ trained:
 
 B is 0 at first, so the model begins as it was. What is frozen needs no gradient, float32 master or
 moments. Why a low rank is enough for RL: a response's reward is one number, so a step can teach a
-few bits a response, and even rank 1 has thousands of numbers in each matrix ("LoRA Without Regret",
-Schulman et al. 2025, where the best learning rate is about 10 times that of full training, each at
-its best; lab/real/README.md tries four).
+few bits a response, and in a real model even rank 1 has thousands of numbers in each matrix ("LoRA
+Without Regret", Schulman et al. 2025, where the best learning rate is about 10 times that of full
+training, each at its best; lab/real/README.md tries four).
 
 How this differs from the paper:
 1. All matrices of a layer have an adapter, not only those of q and v. A is uniform within 1 /
    sqrt(inputs), not normal.
 2. Our q, k and v are one matrix, and so are gate and up. But each of the five has its own A and B,
    as in PEFT.
-3. Nothing is merged before the end: the sampler multiplies as the update does, so the first ratio
-   is 1 as without LoRA.
+3. The model that is trained is never merged, checkpoints are: the sampler multiplies as the update
+   does, so the first ratio is 1 as without LoRA.
 
 Run it:  python train.py --lora_rank 8 --lr 1e-3
 """
