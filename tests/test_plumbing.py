@@ -64,6 +64,13 @@ def test_the_book_does_not_know_its_task():
         assert not re.search("countdown", re.sub(r'"countdown(-tiny)?"', "", code), re.I), file
 
 
+def test_a_projector_shows_every_line_of_the_trunk():
+    trunk = ("docs/walkthrough", "train", "settings", "rollout", "grpo", "qwen2_model", "sampler", "countdown_task",
+             "mitigations", "methods/queries")
+    for file in [*(ROOT / f"{name}.py" for name in trunk), *ROOT.glob("extras/*.py")]:
+        assert max(map(len, file.read_text(encoding="utf-8").splitlines())) <= 100, file
+
+
 # ------------------------------------------------------------------------------------------------------ flags
 
 
