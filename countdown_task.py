@@ -1,7 +1,7 @@
 """The Countdown task: make the target from the numbers, using each exactly once.
 
-A task is a file like this one, chosen by `train.py --task` (a name in tasks/, or a path). Every
-task has these functions:
+A task is a file like this one, chosen by `train.py --task` (a name, here or in tasks/, or a path).
+Every task has these functions:
 
     load(part, count, path)   the puzzles of a split, made here or from a file; each has an `id`
     check(puzzle)             ValueError, in one sentence, for a puzzle that can't be used

@@ -79,8 +79,8 @@ def minus_divergence(batch: TokenBatch, s: Settings) -> Tensor:
     """r - beta * log(pi / ref) of the whole response: the KL to the start model in the reward
     (RLOO, 2402.14740).
 
-    With --advantage dr_grpo or rloo its gradient is on average that of E[r] - beta KL(pi || ref), a
-    KL of whole responses. Compare --kl.
+    With --advantage rloo (and, but for a factor, dr_grpo) and --loss_norm constant its gradient is
+    on average that of E[r] - beta KL(pi || ref), a KL of whole responses. Compare --kl.
     """
     log_ratio = batch.logprob - batch.ask.reference_logprob  # (B, T)
     return batch.reward - s.shaping_beta * log_ratio.double().sum(1)
@@ -266,8 +266,8 @@ def plain(
     """The responses rows (m,), b of like length at a time: their rows in the batch (b,), and log pi
     of their tokens (b, T), with gradient. Each stands behind its own prompt.
 
-    By default `shared` of plumbing/shared_prompts.py does the same faster: it reads each prompt
-    once for all its responses.
+    By default `shared` of plumbing/shared_prompts.py does the same faster: it reads a prompt for
+    all its responses together.
     """
     for some, texts, sampled in whole_texts(batch, rows, at_once):  # (b,), (b, S), (b, S)
         states = model.hidden(texts[:, :-1], Cache(model, len(texts)))  # (b, S - 1, D)
@@ -321,7 +321,8 @@ def update(
     measured = UpdateColumns(batch, used, s)
     for k in range(s.updates_per_batch):
         optimizer.zero_grad()
-        # The responses rows (b,), with log pi (b, T), as all that follows.
+        # The responses rows (b,), with log pi (b, T), as all that follows. (After the last of them
+        # `shared` adds the gradient that goes through the prompts.)
         for rows, logprob in READINGS[s.reading](policy.model, batch, used, s.micro_batch):
             if k == 0 and s.old_logprob == "update":  # see point 3 above
                 old[rows] = logprob.detach()

@@ -4,9 +4,9 @@ grad log pi(token).
 This file has GRPO, the seven strategies that the original work (github.com/Ja-Crispy/GRPO-Zero)
 proposed, in its order, what its text asks for beyond them, and the place for yours. Further ones,
 such as PPO, are in methods/, a file for each family. The flag is called --mitigation, because that
-work called such a function a mitigation of GRPO. *Here* says what became of each on easy puzzles:
-success averaged over training, minus GRPO's, in points; or success at the end, from 29.9% at the
-start.
+work called such a function a mitigation of GRPO. *Here* says what became of each on easy puzzles,
+if nothing else is named: success averaged over training, minus GRPO's, or RLOO's where that is
+named, in points; or success at the end, from 29.9% at the start, as the model then was.
 
 To try an idea, write one decorated function at the end of this file. Under @token_credit it returns
 the credit itself; under @reweighting it returns weights, by which the response's advantage is
@@ -33,7 +33,6 @@ Run it:  python train.py --mitigation outcome_conditional --think_discount 0.5
 import inspect
 import math
 from dataclasses import dataclass
-from functools import partial
 from typing import Callable
 
 import torch
@@ -87,8 +86,8 @@ MITIGATIONS: dict[str, CreditFunction] = {}  # by name; importing `methods` comp
 
 def register(function: Callable | None, name: str = "", **properties) -> Callable:
     """The CreditFunction of a function, which MITIGATIONS has by its name from now on."""
-    if function is None:  # a decorator with arguments gets the function in a second call
-        return partial(register, name=name, **properties)
+    if function is None:  # @reweighting(needs=...) is called before it gets the function
+        return lambda function: register(function, name, **properties)
     name = name or getattr(function, "__name__", "")
     check_name(function, name, MITIGATIONS)
     MITIGATIONS[name] = CreditFunction(name, function, **properties)

@@ -38,7 +38,7 @@ EVALUATION = "evaluation"  # stands for the step in the seed of an evaluation's 
 def seed_of(purpose: str, *numbers: int | str) -> int:
     """The seed of a generator of random numbers, from its purpose, such as "order", and numbers,
     such as --seed and the epoch: another purpose or number draws others."""
-    return fingerprint(f"{purpose} {numbers}") >> 1  # 63 of its 64 bits, which torch takes
+    return fingerprint(f"{purpose} {numbers}") >> 1  # numpy and torch take these 63 bits
 
 
 class Policy(NamedTuple):
@@ -51,7 +51,7 @@ class Policy(NamedTuple):
     heads: dict[str, nn.Module] = {}  # those of methods/heads.py that the credit function needs
     reference: nn.Module | None = None  # a frozen copy of the start model, where something needs it
     reward_weights: dict[str, float] = {}  # by part of the reward, instead of the task's PARTS
-    coin: np.random.Generator | None = None  # --reward random: tossed instead of grading
+    coin: np.random.Generator | None = None  # --reward random: tossed for the reward
 
     @property
     def parts(self) -> dict[str, float]:
@@ -81,8 +81,8 @@ class Policy(NamedTuple):
 
     def for_step(self, s: Settings, step: int, *purpose: str) -> Self:
         """The policy, which grades a step's responses by a fair coin of its own if --reward random
-        says so: success must not rise then. The format is graded as usual, but it is no part of the
-        reward."""
+        says so: in expectation nothing is learned then. The format is graded as usual, but it is no
+        part of the reward."""
         if s.reward != "random":
             return self
         coin = np.random.default_rng(seed_of("coin", s.seed, step, *purpose))
@@ -275,11 +275,11 @@ def token_batch(
     for i, (text, places) in enumerate(zip(graded.texts, graded.spans)):
         L = len(places)
         role[i, :L], in_answer[i, :L] = check_roles(policy.task.roles(text, places), L)
-    names = dict.fromkeys(name for grade in graded.grades for name in grade)  # each once, in order
-    grades = {name: [grade.get(name, torch.nan) for grade in graded.grades] for name in names}
-    # In float64, where 1e7 and 1e7 + 0.1 differ: float32 would make them equal rewards.
-    grades = {name: torch.tensor(found, dtype=torch.float64, device=device)
-              for name, found in grades.items()}  # (B,) each
+    grades = {}  # (B,) each, by name
+    for name in dict.fromkeys(name for grade in graded.grades for name in grade):  # each once
+        values = [grade.get(name, torch.nan) for grade in graded.grades]
+        # In float64, where 1e7 and 1e7 + 0.1 differ: float32 would make them equal rewards.
+        grades[name] = torch.tensor(values, dtype=torch.float64, device=device)
     return TokenBatch(
         **graded.samples._asdict(),  # tokens, mask, logprob, entropy, logit_grad, ended, before
         grades=grades, parts=policy.parts, reward=grades["reward"],
@@ -317,7 +317,7 @@ def whole_texts(
 def graded_without(batch: TokenBatch, i: int, start: int, stop: int) -> float:
     """The reward of response i without its characters from start to stop; what was replied stays as
     it is."""
-    several = [turns.texts_without(batch, i, start, stop)] if hasattr(batch.task, "reply") else []
-    puzzle = batch.puzzles[batch.group[i]]
-    cut = batch.text[i][:start] + batch.text[i][stop:]
-    return graded(batch.task, batch.parts, cut, puzzle, *several)["reward"]
+    response = [batch.text[i][:start] + batch.text[i][stop:], batch.puzzles[batch.group[i]]]
+    if hasattr(batch.task, "reply"):
+        response.append(turns.texts_without(batch, i, start, stop))
+    return graded(batch.task, batch.parts, *response)["reward"]

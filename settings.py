@@ -38,7 +38,7 @@ class Settings:
     normalize: str = "response"  # a method's weights average 1 per response or step, or stay (none)
     loss: str = "ppo"  # ppo: its clip; cispo: a clipped, constant ratio; gspo: a ratio per response
     loss_norm: str = "token"  # token: mean over the step's tokens; sequence, constant: see grpo.py
-    clip_low: float = 0.2  # where pi / pi_old < 1 - this, credit < 0 has no gradient (not cispo)
+    clip_low: float = 0.2  # where the ratio is < 1 - this, credit < 0 has no gradient (not cispo)
     clip_high: float = 0.2  # where it is > 1 + this, credit > 0 has none (not cispo; DAPO: 0.28)
     updates_per_batch: int = 1  # optimizer steps on each batch
     old_logprob: str = "sampler"  # pi_old: that of the sampler, or recomputed by the first update
@@ -62,7 +62,7 @@ class Settings:
     state_every: int = 10  # steps between writing what --resume continues from; 0: only at the end
     # The machine:
     micro_batch: int = 16  # responses in one pass; changes memory, and results by rounding alone
-    reading: str = "shared"  # shared: updates read a prompt once; plain: per response, see grpo.py
+    reading: str = "shared"  # shared: a prompt is read for all its responses; plain: for each
     checkpoint_activations: bool = False  # less memory, more time: backward recomputes each layer
     device: str = "cpu"  # any torch device that has float64, such as cuda or cuda:1
     dtype: str = "float32"  # of the model's weights; the optimizer's are float32 in any case

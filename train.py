@@ -105,7 +105,7 @@ def measure_pass(policy: Policy, heldout: list, s: Settings) -> dict[str, float]
 def measure_end(run: Run) -> dict[str, float]:
     """What final.json has: held-out success of the last row of metrics.csv, and pass@k."""
     row, s = run.row, run.s
-    if "heldout_success" not in row:  # a run that is resumed after its last step
+    if "heldout_success" not in row:  # resumed with fewer --steps, after a step without
         row = measure_heldout(run.policy, run.heldout, s)
     return {"step": s.steps, "heldout_success": row["heldout_success"],
             "heldout_stderr": row.get("heldout_stderr", np.nan),  # a single puzzle has no error

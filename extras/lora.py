@@ -126,6 +126,7 @@ def load_adapters(model: Qwen2, folder: str, rank: int, alpha: float, base: str)
         check_tensors(f"the adapter in {folder}", mine, found)
     except ValueError as error:  # not of all matrices of the layers and no others
         untie = model.config.tie_word_embeddings and any(".layers." not in name for name in found)
-        raise ValueError(f"{error}: {UNTIE * untie}{MERGE}") from None
+        advice = UNTIE + MERGE if untie else MERGE
+        raise ValueError(f"{error}: {advice}") from None
     for name, x in mine.items():
         x.copy_(found[name])

@@ -3,10 +3,9 @@
 A task with `reply` (tasks/guess_task.py) answers a turn of the policy, which ends with an end
 token, until it has nothing more to say. An episode is `generate` of sampler.py called again, from
 the text so far with the reply behind it. Its columns are the *sampled* tokens alone, so a function
-of (B, T) tensors needs no change. (prefix_tree, say, takes responses with the same tokens for the
-same; but an environment that draws its replies may have told them different things.) Replies stand
-beside the columns: before[i][t] has the tokens that response i read before it sampled the token of
-column t.
+of (B, T) tensors needs no change, unless it asks whether two responses have read the same: then it
+compares their replies, too, as prefix_tree does. Replies stand beside the columns: before[i][t] has
+the tokens that response i read before it sampled the token of column t.
 
 How this differs from a usual rollout in turns: nothing is kept between turns. The next one reads
 the whole text again, which costs a forward pass over it. So no cache needs to know of replies.
@@ -92,10 +91,13 @@ def decode(
 def texts_without(batch: Any, i: int, start: int, stop: int) -> list[str]:
     """The texts of the turns of response i of a TokenBatch without its characters from start to
     stop."""
-    text, spans = batch.text[i], batch.spans[i]
+    spans = batch.spans[i]
     cuts = [0, *batch.before[i], len(spans)]  # columns
-    turns = [(spans[a][0], spans[b - 1][1]) for a, b in zip(cuts, cuts[1:])]  # characters
-    return [text[a : max(a, min(b, start))] + text[min(b, max(a, stop)) : b] for a, b in turns]
+    kept = []
+    for a, b in zip(cuts, cuts[1:]):
+        own = range(spans[a][0], spans[b - 1][1])  # the characters of this turn
+        kept.append("".join(batch.text[i][c] for c in own if not start <= c < stop))
+    return kept
 
 
 # ----------------------------------------------------------------------------------------- episodes
@@ -178,7 +180,8 @@ def next_turn(
     rules = rules._replace(limit=torch.tensor(left))
     numbers = pad_sequence(numbers, batch_first=True)  # (n, W)
     turn = generate(model, texts, numbers, end_tokens, rules)
-    return Samples(*(x.cpu() for x in turn[:6]), turn.before)
+    on_cpu = {name: x.cpu() for name, x in turn._asdict().items() if isinstance(x, Tensor)}
+    return turn._replace(**on_cpu)
 
 
 def gather(episodes: list[Episode], device: torch.device) -> Samples:

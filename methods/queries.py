@@ -73,8 +73,8 @@ class Queries:
                 f'no {name}: add needs=("{name}",) to the decorator of this credit function')
         head = self.policy.heads[name]
         said = lambda: head.read(self.hidden, self.batch.mask)
-        return self.once(
-            name, lambda: per_token(said(), self.batch, f"the head {name} must read numbers"))
+        duty = f"the head {name} must read numbers"
+        return self.once(f"head {name}", lambda: per_token(said(), self.batch, duty))
 
     @property
     def reference_logprob(self) -> Tensor:
@@ -124,8 +124,8 @@ class Queries:
         counts = counts.cpu().long()  # (B, T)
         each = counts[counts > 0]  # (p,) how many continuations start at each of p places
         starts = counts.nonzero().repeat_interleave(each, 0)  # (n, 2) of each: response, position
-        numbers = {"generator": self.generator("rollouts"), "dtype": torch.float64}
-        uniforms = torch.rand(len(starts), self.s.max_new_tokens, **numbers)  # (n, limit)
+        uniforms = torch.rand(len(starts), self.s.max_new_tokens, dtype=torch.float64,
+                              generator=self.generator("rollouts"))  # (n, limit)
         rewards = torch.zeros(len(starts), dtype=torch.float64)  # (n,)
         order = starts[:, 1].argsort(stable=True)  # (n,) the shortest prefix first
         for chunk in filter(len, order.split(ROWS_AT_ONCE)):  # (c,)
