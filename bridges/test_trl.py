@@ -166,7 +166,7 @@ def on_ours(folder, batch, monkeypatch, config=None, cls=CreditTrainer, **option
 def ours(batch, policy, words):
     """Credit and gradient of train.py's step, by a checkpoint's names."""
     s, hyper_parameters, *_ = parse_flags([*shlex.split(words), f"--max_new_tokens={LIMIT}", "--micro_batch=99"])
-    batch = replace(batch, advantage=compare(batch, s.advantage, shape_reward(batch, s)))
+    batch = replace(batch, normalize=s.normalize, advantage=compare(batch, s.advantage, shape_reward(batch, s)))
     batch.ask = Queries(policy, batch, s, 1)
     credit = assign_credit(batch, partial(MITIGATIONS[s.mitigation], **hyper_parameters), s)
     still = SimpleNamespace(zero_grad=policy.model.zero_grad, step=lambda norm: 0.0)
@@ -320,23 +320,23 @@ def test_log_p_is_the_adapter_s(config, sampled, monkeypatch):
     torch.testing.assert_close(trainer.batch.logprob, expected.float(), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["none", "entropy_ratio", "turn_mean", "turn_baseline"])
+@pytest.mark.parametrize("name", ["none", "advantage_reweighting", "turn_mean", "turn_baseline"])
 def test_what_tools_say_is_no_token(name, tmp_path, monkeypatch, run_program):
     """Our episodes of the guessing game, as TRL has tool results: in the batch, recorded, and read back."""
     batch, policy = sample(tmp_path, "--task guess")
     assert sum(map(len, batch.before)) > Q
     trainer, inputs = on_ours(tmp_path, batch, monkeypatch, cls=RolloutTrainer, credit=name, advantage="grpo",
-                              success="answer", tokenizer=MODELS / "guess-tiny")
+                              success="answer", normalize="step", tokenizer=MODELS / "guess-tiny")
     for field in ("tokens", "mask", "role"):
         assert torch.equal(getattr(trainer.batch, field), getattr(batch, field))
     for field in ("before", "text", "spans"):
         assert getattr(trainer.batch, field) == getattr(batch, field)
-    credit, paid = ours(batch, policy, f"--task guess --mitigation {name}")[0], inputs["advantages"]
+    credit, paid = ours(batch, policy, f"--task guess --mitigation {name} --normalize step")[0], inputs["advantages"]
     mine = (inputs["completion_mask"] * inputs["tool_mask"]).bool()  # (B, C)
     assert not paid[~mine].any() and mine.sum() == batch.mask.sum() < mine.numel()
     torch.testing.assert_close(paid[mine], credit[batch.mask].float(), atol=1e-4, rtol=1e-4)
     run_program(rollouts, tmp_path / "out" / "rollouts-0.jsonl", "--model", MODELS / "guess-tiny",
-                "--out", tmp_path / "r", "--mitigation", name)
+                "--out", tmp_path / "r", "--mitigation", name, "--normalize", "step")
     (log,) = read_credit(tmp_path / "r", read_metrics(tmp_path / "r"))
     assert log["reply_token"].tolist() == [x for said in batch.before for words in said.values() for x in words]
     torch.testing.assert_close(torch.from_numpy(log["credit"]), paid[mine], atol=1e-4, rtol=1e-4)
