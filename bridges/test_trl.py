@@ -323,20 +323,22 @@ def test_log_p_is_the_adapter_s(config, sampled, monkeypatch):
 @pytest.mark.parametrize("name", ["none", "advantage_reweighting", "turn_mean", "turn_baseline"])
 def test_what_tools_say_is_no_token(name, tmp_path, monkeypatch, run_program):
     """Our episodes of the guessing game, as TRL has tool results: in the batch, recorded, and read back."""
+    normalize = "step" if name == "advantage_reweighting" else "response"
     batch, policy = sample(tmp_path, "--task guess")
     assert sum(map(len, batch.before)) > Q
     trainer, inputs = on_ours(tmp_path, batch, monkeypatch, cls=RolloutTrainer, credit=name, advantage="grpo",
-                              success="answer", normalize="step", tokenizer=MODELS / "guess-tiny")
+                              success="answer", normalize=normalize, tokenizer=MODELS / "guess-tiny")
     for field in ("tokens", "mask", "role"):
         assert torch.equal(getattr(trainer.batch, field), getattr(batch, field))
     for field in ("before", "text", "spans"):
         assert getattr(trainer.batch, field) == getattr(batch, field)
-    credit, paid = ours(batch, policy, f"--task guess --mitigation {name} --normalize step")[0], inputs["advantages"]
+    credit, _ = ours(batch, policy, f"--task guess --mitigation {name} --normalize {normalize}")
+    paid = inputs["advantages"]
     mine = (inputs["completion_mask"] * inputs["tool_mask"]).bool()  # (B, C)
     assert not paid[~mine].any() and mine.sum() == batch.mask.sum() < mine.numel()
     torch.testing.assert_close(paid[mine], credit[batch.mask].float(), atol=1e-4, rtol=1e-4)
     run_program(rollouts, tmp_path / "out" / "rollouts-0.jsonl", "--model", MODELS / "guess-tiny",
-                "--out", tmp_path / "r", "--mitigation", name, "--normalize", "step")
+                "--out", tmp_path / "r", "--mitigation", name, "--normalize", normalize)
     (log,) = read_credit(tmp_path / "r", read_metrics(tmp_path / "r"))
     assert log["reply_token"].tolist() == [x for said in batch.before for words in said.values() for x in words]
     torch.testing.assert_close(torch.from_numpy(log["credit"]), paid[mine], atol=1e-4, rtol=1e-4)
