@@ -287,6 +287,7 @@ def test_two_updates_equal_plain_autograd(architecture, tied, checkpointed, temp
     ratio, divergence = (x[:, used] for x in by_token)  # (2, N)
     ours.checkpoint_activations = checkpointed
     monkeypatch.setattr(compute, "PROBABILITIES_KEPT", (micro_batch != 3) * 2**25)  # 0: none
+    monkeypatch.setitem(grpo.LOSSES, "ppo", lambda *given: (*grpo.ppo_objective(*given), {"own": given[0] - given[1]}))
     row = take_update(ours, batch, credit, kl=kl, kl_gradient="unbiased" if unbiased else "k3", clip_low=0.1,
                       clip_high=0.3, updates_per_batch=2, max_grad_norm=0.05, micro_batch=micro_batch,
                       loss_norm="sequence", reading=reading)
@@ -299,7 +300,7 @@ def test_two_updates_equal_plain_autograd(architecture, tied, checkpointed, temp
     assert row == pytest.approx({
         "loss": loss.mean().item(), "grad_norm": statistics.mean(norms), "clip_fraction": bound.mean().item(),
         "clip_filler": filler, "clip_reasoning": reasoning, "clip_structure": None,
-        "ratio_error": ratio[0].log().abs().mean().item(),
+        "ratio_error": ratio[0].log().abs().mean().item(), "own": ratio.log().mean().item(),
         "ratio_spread": ratio[1].log().square().mean().sqrt().item(),
         "kl": divergence.mean().item() if kl else None,
         "tokens_updated": 2 * (used.sum().item() + sum(len(PROMPTS[g]) for g in prompts_read))}, abs=1e-10)
@@ -349,11 +350,12 @@ def test_old_log_probs_of_the_first_update_make_its_ratio_1(exact):
     assert row["ratio_error"] > 0.1 > 0.01 > expected["ratio_error"]  # what both disagree by stays a column
 
 
-def test_a_step_without_credit_has_no_gradient_and_says_so():
+@pytest.mark.parametrize("reading", grpo.READINGS)
+def test_a_step_without_credit_has_no_gradient_and_says_so(reading):
     """Guards against a crash, or an invented number, when every group has equal rewards."""
     model = tiny()
     batch, credit = step_by_hand(model)
     before = copy.deepcopy(model)
-    row = take_update(model, batch, 0 * credit)
+    row = take_update(model, batch, 0 * credit, reading=reading)
     assert row == dict.fromkeys(row) | {"loss": 0, "grad_norm": 0, "tokens_updated": 0}  # the others are None
     assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before.parameters()))

@@ -25,7 +25,7 @@ from plumbing import compute, decoding
 from plumbing.compute import distinct_texts, of_like_length
 from plumbing.shared_prompts import logprobs, predicting_states, read_responses
 from qwen2_model import Cache, Qwen2, load_model
-from sampler import Rules, draw, generate
+from sampler import Rules, choose, draw, generate
 from tests.random_checkpoints import HF, assert_close, both
 
 REAL = 19  # tokens that exist; V - REAL rows of the embedding stand for none
@@ -157,6 +157,18 @@ def test_broken_weights_give_log_probs_that_are_not_finite(broken, name, way, tm
     s = generate(model, PROMPTS, uniforms(8, 5), ENDS)
     assert not s.logprob.isfinite().all()
     assert 0 <= s.tokens.min() and s.tokens.max() < REAL
+
+
+def test_facts_of_tokens_keep_the_digits_of_float32(tmp_path):
+    """Of a model in bfloat16; and of a token with p = 1 - 3e-9, which float32 rounds to 1: its logit gradient is that of
+    float64."""
+    _, model = random_model("qwen2", tmp_path)
+    s = generate(model.bfloat16(), PROMPTS, uniforms(8, 5), ENDS)
+    for found in (s.logprob, s.entropy, s.logit_grad):
+        assert found.dtype == torch.float32 and not torch.equal(found, found.bfloat16().float())
+    logits, u = torch.tensor([[0.0, -20, -21]]), torch.zeros(1, dtype=torch.float64)
+    (_, fine), (_, found) = choose(logits.double(), u), choose(logits, u)
+    assert found[0, 2].item() == pytest.approx(fine[0, 2].item(), rel=1e-5) and 0 < fine[0, 2] < 1e-8
 
 
 @given(prompts=st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=5), min_size=1, max_size=12))

@@ -208,6 +208,8 @@ def test_only_heldout_puzzles_are_measured(tmp_path, monkeypatch, capsys):
     resumed = train.measure_end(SimpleNamespace(row={"heldout_success": 1.0}, policy=None, heldout=[None],  # one puzzle
                                                 s=Settings(pass_at=0)))
     assert np.isnan(resumed["heldout_stderr"])
+    unmeasured = SimpleNamespace(row={"step": 1}, policy=None, heldout=GENERATE(4, "heldout"), s=Settings(pass_at=0))
+    assert train.measure_end(unmeasured)["heldout_success"] == 0.5
 
 
 def test_how_many_responses_are_evaluated_at_once_changes_nothing(monkeypatch):

@@ -12,13 +12,13 @@ from transformers import AutoModelForCausalLM
 
 import analyze
 import train
-from extras.turns import decode, play, with_replies
+from extras.turns import decode, play, texts_without, with_replies
 from grpo import READINGS, compare, shape_reward, update
 from methods import MITIGATIONS
 from methods.queries import Queries, logprobs_without
 from methods.turns import turn_baseline, turn_mean, turn_vine
 from plumbing.launch import MODELS
-from plumbing.metrics import log_columns, tokens_reread, turn_of
+from plumbing.metrics import log_columns, sampling_cost, tokens_reread, turn_of
 from plumbing.optimizer import Optimizer
 from plumbing.shared_prompts import logprobs, read_responses
 from plumbing.task_file import load_puzzles
@@ -90,6 +90,9 @@ def test_episodes_equal_transformers(fifty):
         assert policy.tokenizer.decode(text)[0] == guess_task.prompt(puzzle, False) + reply_text
         pieces = [reply_text[start:stop] for start, stop in spans]
         assert pieces == [policy.tokenizer.decode([token])[0] for token in tokens]
+        for t, span in enumerate(spans):
+            left = [*pieces[:t], "", *pieces[t + 1 :]]
+            assert texts_without(batch, i, *span) == ["".join(left[a:b]) for a, b in pairwise([0, *batch.before[i], L])]
         turns = re.sub(r"\n(higher|lower)\n", " ", reply_text).split()
         assert turns == [turn.strip() for turn in decode(policy, tokens, {})[2]]
         assert batch.success[i] == (str(puzzle.secret) in turns)
@@ -107,15 +110,18 @@ def test_a_reply_cuts_the_text_wherever_it_stands(policy):
 
 @pytest.mark.parametrize("reading", READINGS)
 def test_an_update_on_episodes_equals_plain_autograd(reading, fifty):
-    """Each episode is read alone, as one text. Guards against a gradient of what the environment said."""
+    """Each episode is read alone, as one text. Guards against a gradient of what the environment said, replies of
+    another episode, and a response that is left out because its first token has no credit."""
     policy, batch, s = fifty
     policy = policy._replace(model=copy.deepcopy(policy.model))
     credit, N = torch.randn(batch.mask.shape, generator=torch.Generator().manual_seed(0)) * batch.mask, batch.mask.sum()
+    credit[::3] = credit[:, 0] = 0
+    used = credit.any(1).nonzero()[:, 0].tolist()
     row = update(policy, Optimizer(policy.model, 0.0), batch, credit, replace(s, reading=reading))
     found, loss, texts = [p.grad.clone() for p in policy.model.parameters()], 0.0, 0
     policy.model.zero_grad()
-    for i, own in enumerate(batch.mask):
-        text, places = whole(policy, batch, i)
+    for i in used:
+        (text, places), own = whole(policy, batch, i), batch.mask[i]
         logprob = policy.model(torch.tensor([text]))[0].log_softmax(-1)[[place - 1 for place in places],
                                                                         batch.tokens[i, own]]  # (L,)
         loss, texts = loss - (credit[i, own] * logprob).sum() / N, texts + len(text) - len(batch.prompts[0])
@@ -123,8 +129,7 @@ def test_an_update_on_episodes_equals_plain_autograd(reading, fifty):
     for gradient, p in zip(found, policy.model.parameters()):
         torch.testing.assert_close(gradient, p.grad, rtol=1e-3, atol=1e-5)
     assert row["loss"] == pytest.approx(-credit.sum().item() / N.item(), abs=1e-5)
-    assert row["tokens_updated"] == texts + (len(batch.mask) if reading == "plain" else 13) * len(batch.prompts[0])
-
+    assert row["tokens_updated"] == texts + (len(used) if reading == "plain" else 13) * len(batch.prompts[0])
 
 
 def test_replies_count_in_the_punishment_of_long_episodes():
@@ -159,7 +164,8 @@ def test_episodes_equal_a_loop_over_single_responses(excluding, random_model):
     limit = torch.arange(B) % 3 * 10 + 10
     excluded = torch.full((B,), 7) if excluding else None
     watched = []
-    found = play(model, prompts, uniforms, ENDS, Rules(limit, excluded, False, lambda *x: watched.append(x)), replies_by_hash)
+    rules = Rules(limit, excluded, False, lambda *progress: watched.append(progress))
+    found = play(model, prompts, uniforms, ENDS, rules, replies_by_hash)
     assert all(0 < columns <= T and 0 <= running <= 1 for columns, running in watched)
     reasons = []
     for row in range(B):
@@ -236,6 +242,12 @@ def hand_made(**fields):
     """Four responses: turns of tokens 1 + 2, 2 + 1 + 1, 3, and 2 + 2."""
     before = ({1: [5]}, {2: [], 3: [5, 5]}, {}, {2: [4]})
     return make_batch([3, 4, 3, 4], [1.0, 2.0, 3.0, 4.0], before=before, **fields)
+
+
+def test_turns_read_their_own_prompt_again():
+    """Two responses to each of two prompts, of 3 tokens and of 1; 14 tokens are sampled."""
+    again = (3 + 1 + 1) + (3 + 2) + (3 + 3 + 2) + (1 + 2 + 1)  # what each later turn reads: prompt, tokens and replies
+    assert sampling_cost([[1, 2, 3], [4]], hand_made()) == (14, 3 + 1 + again)
 
 
 def test_the_credit_of_a_turn_is_the_sum_of_its_tokens():
