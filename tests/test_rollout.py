@@ -250,10 +250,14 @@ def test_continuations_do_not_depend_on_how_many_are_sampled_together(hashed, mo
 
 
 def test_a_coin_grades_responses_and_continuations(policy):
-    """Guards against a placebo that sees the real grades of continuations, and coins shared by steps or seeds."""
+    """Guards against a placebo that sees the real grades of continuations, or tosses their responses' coins again, and
+    against coins shared by steps or seeds."""
     batch = step_batch(policy, 3, 8, 30, reward="random")
     assert set(batch.reward.tolist()) == {0, 1} and torch.equal(batch.reward, batch.success)
     assert batch.format.tolist() == pytest.approx([format_reward(text) for text in batch.text])
+    first = torch.arange(batch.mask.shape[1]) == 0 * batch.mask  # (B, T)
+    again = queries.Queries(policy, batch, batch.ask.s, 1).rollout_values(first)[:, 0]
+    assert set(again.tolist()) == {0, 1} and not torch.equal(again, batch.reward)
     heads = set((4 * batch.ask.rollout_values(4 * (batch.mask.cumsum(1) == 3))).unique().tolist())  # of four coins
     assert {1, 2, 3} <= heads <= {0, 1, 2, 3, 4}
 
