@@ -22,7 +22,7 @@ from plumbing.task_file import load_task
 from settings import Settings
 
 # Bytes of keys and values while evaluating: they set how many responses are sampled at once, but never fewer than in a
-# training step. 512 puzzles at once take 2.0 s, 96 at a time 2.95 s.
+# training step. With these an evaluation of Qwen 0.5B takes 2.8 GB, its step 2.7; with four times as much it took 3.9.
 EVALUATION_BYTES = 2**27
 MODELS = Path(__file__).parents[1] / "models"  # the bundled ones, NAME-tiny for the task NAME
 BUNDLED = MODELS / "countdown-tiny"
