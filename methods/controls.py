@@ -28,7 +28,7 @@ def needs_of(of: str) -> tuple[str, ...]:
 
 
 def hyper_parameters(of: str) -> dict:
-    """Those that --of gives behind the name of a method, as in surprise:power=0.5, each of its default's type."""
+    """Those that --of gives behind the name of a method, as in surprise:power=2, each of its default's type."""
     name, *given = of.split(":")
     defaults, values = MITIGATIONS[name].parameters, {}
     for flag, _, text in (word.partition("=") for word in given):
@@ -54,7 +54,7 @@ def another(of: str, own: str, only: str = "") -> tuple[CreditFunction, dict]:
 def inverted(batch: TokenBatch, of: str = "entropy_weighted") -> Tensor:
     """credit = A * (max w + min w - w), w the weights of --of: a control that reverses a method (2602.09331).
 
-    --of surprise:power=0.5 gives that method a hyper-parameter; the others have their defaults.
+    --of surprise:power=2 gives that method a hyper-parameter; the others have their defaults.
     """
     method, values = another(of, "inverted", "only a reweighting can be inverted; ")
     weight = method.raw(batch, **values)  # (B, T)
@@ -67,7 +67,7 @@ def inverted(batch: TokenBatch, of: str = "entropy_weighted") -> Tensor:
 def shuffled(batch: TokenBatch, of: str = "entropy_ratio") -> Tensor:
     """credit = that of --of, in random order within each response: its sizes without their places (ours).
 
-    --of surprise:power=0.5 gives that method a hyper-parameter; the others have their defaults.
+    --of surprise:power=2 gives that method a hyper-parameter; the others have their defaults.
     """
     place = torch.rand(batch.mask.shape, generator=batch.ask.generator("shuffled")).to(batch.mask.device)  # (B, T)
     order = place.masked_fill(~batch.mask, math.inf).argsort(1)  # (B, T) its tokens in random order, then padding

@@ -21,7 +21,7 @@ from rollout import TokenBatch, by_group
 def turn_mean(batch: TokenBatch, of: str = "entropy_ratio") -> Tensor:
     """credit = mean over the token's turn of the credit of --of: a turn has the sum, evenly spread (ours).
 
-    --of surprise:power=0.5 gives that method a hyper-parameter; the others have their defaults.
+    --of surprise:power=2 gives that method a hyper-parameter; the others have their defaults.
     """
     turn, empty = turn_of(batch), batch.advantage.new_zeros(batch.mask.shape)  # (B, T) each
     method, values = another(of, "turn_mean")
