@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # guessed: beside verl a project's own folder tests/ is its own
 # seen: verl installs a package `tests` of 154 files with an __init__.py, its queue 60 more. A folder without that file
-# comes second wherever it stands, so `import tests.helpers` from the project's root finds nothing, and pytest's
-# `-p tests.helpers` ends with an error. With an __init__.py of its own it is the project's again
+# comes second wherever it stands, so the project's tests.helpers is not found from its own root, and
+# pytest's `-p tests.helpers` ends with an error. With an __init__.py of its own it is the project's again
 # with: verl 0.9.1, TransferQueue 0.1.11
 set -eu
 work=$(mktemp -d)
@@ -14,7 +14,7 @@ venv/bin/pip install -q verl==0.9.1 TransferQueue==0.1.11
 mkdir -p project/tests
 echo "WHERE = 'the project'" > project/tests/helpers.py
 cd project
-find() { ../venv/bin/python -c "import tests.helpers; print(tests.helpers.WHERE)" 2>&1 | tail -1; }
+find() { ../venv/bin/python -c "print(__import__('tests.helpers').helpers.WHERE)" 2>&1 | tail -1; }
 before=$(find)
 touch tests/__init__.py
 after=$(find)
