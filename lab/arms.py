@@ -155,7 +155,8 @@ def make_row(e: Experiment) -> dict:
     return {"run": e.folder.name, "version": e.room.version, "arm": e.arm, "seed": e.seed, "command": e.command,
             **{name: f"{x:.7g}" for name, x in figures.items()},
             "curve": " ".join(f"{step:.0f}:{x:.6f}" for step, x in curve.items()),
-            "spent": " ".join(f"{step:.0f}:{cost[int(step)]:.7g}" for step in curve)}
+            "spent": " ".join(f"{step:.0f}:{cost[int(step)]:.7g}" for step in curve),
+            "training": " ".join(f"{x:.4g}" for x in metrics["success"][1:])}  # of each step's responses
 
 
 def write_rows(rows: list[dict], file: Path) -> None:

@@ -182,6 +182,7 @@ def test_a_room_is_trained_and_its_rows_say_what_the_runs_gave(room, capsys):
     assert figures["curve"] == {0: start, 2: end} and figures["spent"] == {0: 0, 2: cost[1] + cost[2]}
     assert (figures["start"], figures["end"], figures["steps"]) == (start, end, 2)
     assert figures["area"] == pytest.approx((start + end) / 2)
+    assert [float(x) for x in row["training"].split()] == pytest.approx(metrics["success"][1:].tolist(), abs=1e-4)
     assert figures["tokens_updated"] == np.nansum(metrics["tokens_updated"])
     assert figures["seconds"] == pytest.approx(np.nansum(metrics["seconds"]), rel=1e-6)
     assert not any((e.folder / name).exists() for name in ("credit", "state.pt"))

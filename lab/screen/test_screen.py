@@ -1,0 +1,94 @@
+"""Error rates of the bounds on draws that did not set them, and the screen on made-up rows."""
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lab import arms
+from lab.screen import __main__ as program
+from lab.screen import bounds
+from lab.statistics import read_table
+from plumbing.report import Estimate, t_estimate
+from tests.fixtures import refused
+
+HALF = "outcome_conditional --think_discount 0.25 --advantage rloo"
+CONTROL = "shuffled --of outcome_conditional:think_discount=0.25 --advantage=rloo"
+
+
+@pytest.fixture
+def screened(tmp_path, monkeypatch, run_program):
+    """A function that screens HALF, where each arm's mean and cost are made up; returns the rows of its table."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(program, "BOX", program.BOX._replace(folder=tmp_path))
+    monkeypatch.setattr(program, "run", lambda *words: "score")
+    monkeypatch.setattr(program, "read_metrics", lambda folder: dict.fromkeys(
+        ("grad_norm", "seconds", *arms.COSTS), [0, 2.0 if folder.name == "step" else 1.0]))
+
+    def screen(means, costs=(1, 1)):
+        def train(room, processes):
+            rows = room.rows()
+            for e in room.runs():
+                area = means.get(room.arms[e.arm], 0.5) + 0.01 * np.random.default_rng(e.seed).normal()
+                rows.setdefault(e.folder.name, {"run": e.folder.name, "version": 3, "arm": e.arm, "command": e.command,
+                                "seconds": 1, "area": area, "curve": f"0:0.3 50:{area} 100:{2 * area - 0.3}",
+                                "spent": f"0:0 50:{50 * costs[e.arm == HALF]} 100:{100 * costs[e.arm == HALF]}"})
+            arms.write_rows(list(rows.values()), room.folder / "runs.csv")
+        monkeypatch.setattr(arms, "train", train)
+        run_program(program)
+        run_program(program, *HALF.split(), "--processes", 2)
+        _, rows = read_table(program.SCREEN / HALF.replace(" --", "-").replace(" ", "-") / "tables.md", HALF)
+        return {row[0]: (row[1], int(row[2])) for row in rows}, arms.Room(program.SCREEN, "", (), {}).rows()
+    return screen
+
+
+@pytest.mark.parametrize("mean, control, costs, steps, cost, controls", [
+    (0.45, 0.4, (1, 1), ("kill", 3), ("kill", 3), 0), (0.6, 0.4, (1, 1), ("try", 3), ("try", 3), 3),
+    (0.6, 0.6, (1, 1), ("undecided", 3), ("undecided", 3), 3), (0.55, 0.4, (1, 5), ("try", 3), ("kill", 3), 3)])
+def test_words(screened, capsys, mean, control, costs, steps, cost, controls):
+    """Guards against a lead of more cost at equal cost, a try without its control, and controls of what is killed."""
+    found, rows = screened({HALF: mean, CONTROL: control}, costs)
+    assert found == {"equal steps": steps, "equal cost": cost}
+    assert sum(row["arm"] == CONTROL for row in rows.values()) == controls
+    assert "gradient is 2.00 times as long as RLOO's, and --max_grad_norm" in capsys.readouterr().out
+
+
+def test_what_cannot_be_screened_is_refused_in_one_sentence(screened, run_program):
+    """Guards against runs that differ in more than the function, and rows of a function that was changed since."""
+    for words, said in (("surpise", "no credit function surpise"), ("none --steps 3", "--steps would differ from")):
+        assert said in refused(run_program, program, *words.split())
+    screened({HALF: 0.4})
+    next(program.SCREEN.glob("*/function.txt")).write_text("another")
+    assert "outcome_conditional was changed since its runs" in refused(screened, {})
+
+
+def test_seeds_to_decide():
+    """By a table of t: 1.96 sqrt(13 / 4) is above 3.428, 1.96 sqrt(12 / 4) below 3.497, of which 0.0025 lie above."""
+    assert program.seeds_to_decide(Estimate(0.02, 0, 0.04), 4, 0.0025).startswith("a try after about 13 seeds")
+    assert program.seeds_to_decide(Estimate(0.001, -0.019, 0.021), 4, 0.0025) == "no try after 100 seeds"
+
+
+def test_a_simulated_look_is_welchs_test_of_the_seeds_so_far():
+    """Guards against a look that sees later seeds, and a function's deviation taken for the box's."""
+    difference, p = bounds.simulate(1.0, 3.0, draw=5, paths=4)
+    rng = np.random.default_rng(5)
+    box, seeds = rng.normal(0, 1, (4, bounds.BOX)), rng.normal(1, 3, (4, bounds.LAST))
+    for look, n in enumerate(range(bounds.FIRST, bounds.LAST + 1)):
+        for i in range(4):
+            e = t_estimate(seeds[i, :n], box[i])
+            assert difference[i, look] == pytest.approx(e.value)
+            assert p[i, look] == pytest.approx(e.p / 2 if e.value > 0 else 1 - e.p / 2, rel=1e-2)
+
+
+@pytest.mark.parametrize("deviation", [0.7, 1, 3])
+def test_it_errs_as_often_as_it_says_where_an_unadjusted_t_errs_more(deviation):
+    """Guards against looks that are not paid for, a level for other draws or deviations, and a try after a kill."""
+    below = bounds.level(bounds.ERROR / 2)
+    assert bounds.shares(0, deviation, below)[2] < 0.025 + 0.003
+    assert 0.11 < (bounds.simulate(0, deviation)[1] < 0.05).any(1).mean() < 0.15
+    assert bounds.shares(3, 1, below)[2] > 0.8 and bounds.shares(-2, deviation, below)[0] > 0.9
+    seen, p = np.array([[1, -1, 1], [1, 1, -1], [-1, 1, 1]]), np.array([[0.3, 0.5, 0], [0.2, 0.1, 0], [0, 0, 0]])
+    assert bounds.smallest(seen, p).tolist() == [0.3, 0.1, 1]
+
+
+def test_the_table_is_as_written():
+    assert f"{bounds.table()}\n" == Path(bounds.__file__).with_name("bounds.md").read_text(encoding="utf-8")
