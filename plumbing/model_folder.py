@@ -43,7 +43,7 @@ FOREIGN = {  # what a folder holds instead of a model's weights
     "adapter_config.json": "a LoRA adapter: pass it to --adapter, and its model to --model",
     "*.gguf": "a GGUF file: after `pip install accelerate gguf`, load it with from_pretrained(folder, gguf_file=name, "
               "quantization_config=GgufConfig(dequantize=True)) of transformers, save_pretrained it, and copy the "
-              "original model's tokenizer files",
+              "original model's config.json and tokenizer files",
     "pytorch_model*.bin": "pickled weights: load them with transformers, and write safetensors with save_pretrained"}
 
 

@@ -141,7 +141,7 @@ DAMAGES = [  # what to do to a good Qwen2 folder, and what is said about it; mor
     (lambda f: (f / "config.json").unlink(), FileNotFoundError, "checkpoint is .* config.json"),
     (shutil.rmtree, FileNotFoundError, "checkpoint: .*hf download"),
     (lambda f: (f / "adapter_config.json").touch(), ValueError, "checkpoint .*pass it to --adapter"),
-    (lambda f: (f / "model.safetensors").rename(f / "q4.gguf"), ValueError, "a GGUF file: after"),
+    (lambda f: (f / "model.safetensors").rename(f / "q4.gguf"), ValueError, "a GGUF file: .* config.json and"),
     (lambda f: (f / "model.safetensors").rename(f / "pytorch_model-00001-of-00002.bin"), ValueError,
      "checkpoint .*safetensors with save_pretrained"),
     (lambda f: edit_tensors(f, lambda t: t.pop(NORM)), ValueError, f"checkpoint lacks .*{NORM}"),
