@@ -24,7 +24,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from extras import turns
 from plumbing.chat import chat_tokens
-from plumbing.compute import of_like_length
+from plumbing.compute import by_length
 from plumbing.progress import Progress
 from plumbing.task_file import check_pieces, check_roles, graded
 from plumbing.tokenizer import Tokenizer
@@ -250,16 +250,17 @@ def decode_and_grade(
 ) -> Graded:
     """B samples, B / Q to each of Q puzzles, with texts and grades. begun: see `respond`."""
     begun = begun or [Begun()] * len(puzzles)
-    if hasattr(policy.task, "reply"):
-        return Graded(samples, *turns.decode_and_grade(policy, puzzles, samples, begun))
     G = len(samples.tokens) // len(puzzles)
     texts, spans, grades = [], [], []
     for i, length in enumerate(samples.mask.sum(1).tolist()):
-        tokens = begun[i // G].tokens + samples.tokens[i, :length].tolist()
-        text, places = policy.tokenizer.decode(tokens)
+        own, new = begun[i // G], samples.tokens[i, :length].tolist()
+        if hasattr(policy.task, "reply"):
+            text, places, *by_turn = turns.decode_on(policy, own, new, samples.before[i])
+        else:
+            text, places, *by_turn = policy.tokenizer.decode(own.tokens + new)
         texts.append(text)
         spans.append(tuple(places))
-        grades.append(policy.grade(text, puzzles[i // G]))
+        grades.append(policy.grade(text, puzzles[i // G], *by_turn))
     return Graded(samples, tuple(texts), tuple(spans), tuple(grades))
 
 
@@ -307,10 +308,7 @@ def whole_texts(
     pad = partial(pad_sequence, batch_first=True)
     texts = pad([torch.cat(pair) for pair in zip(prompts, said)])  # (m, S)
     sampled = pad([F.pad(x, (len(prompt), 0)) for prompt, x in zip(prompts, own)])  # (m, S)
-    number = torch.arange(1, 1 + texts.shape[1], device=rows.device)
-    length = (sampled * number).amax(1)  # (m,) up to the last sampled token
-    for some in of_like_length(length, at_once):
-        S = int(length[some[0]])  # the longest comes first
+    for some, S in by_length(sampled, at_once):
         yield rows[some], texts[some, :S], sampled[some, :S]
 
 

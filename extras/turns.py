@@ -212,15 +212,10 @@ def respond(
     return play(policy.model, texts, uniforms, policy.tokenizer.end_tokens, rules, answer)
 
 
-def decode_and_grade(
-    policy: Any, puzzles: list, samples: Samples, begun: list
-) -> tuple[tuple, tuple, tuple]:
-    """Texts, token spans and grades, B each: see `decode_and_grade` of rollout.py."""
-    found, G = [], len(samples.tokens) // len(puzzles)
-    for i, length in enumerate(samples.mask.sum(1).tolist()):
-        earlier = begun[i // G]
-        later = {len(earlier.tokens) + t: said for t, said in samples.before[i].items()}
-        tokens = earlier.tokens + samples.tokens[i, :length].tolist()
-        text, spans, turns = decode(policy, tokens, earlier.before | later)
-        found.append((text, tuple(spans), policy.grade(text, puzzles[i // G], turns)))
-    return tuple(zip(*found))
+def decode_on(
+    policy: Any, begun: Any, tokens: list[int], before: dict[int, list[int]]
+) -> tuple[str, list[tuple[int, int]], list[str]]:
+    """What `decode` finds of a response that was begun (see Begun of rollout.py) and goes on with
+    tokens; before: the replies among these."""
+    later = {len(begun.tokens) + t: said for t, said in before.items()}
+    return decode(policy, begun.tokens + tokens, begun.before | later)

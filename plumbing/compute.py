@@ -6,7 +6,7 @@ A first reading can skip it.
 import math
 from functools import partial, wraps
 from itertools import repeat
-from typing import Callable
+from typing import Callable, Iterator
 
 import torch
 import torch.nn.functional as F
@@ -141,3 +141,11 @@ def of_like_length(length: Tensor, at_once: int) -> list[Tensor]:
         else:
             groups.append([i])
     return [torch.tensor(rows, device=length.device) for rows in groups]
+
+
+def by_length(sampled: Tensor, at_once: int) -> Iterator[tuple[Tensor, int]]:
+    """The groups of `of_like_length`, of rows whose columns sampled (m, S) were sampled: their indices (b,), and the
+    number of columns of the longest, up to its last sampled one."""
+    length = (sampled * torch.arange(1, 1 + sampled.shape[1], device=sampled.device)).amax(1)  # (m,)
+    for rows in of_like_length(length, at_once):
+        yield rows, int(length[rows[0]])

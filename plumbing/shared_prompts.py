@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from extras.turns import with_replies
-from plumbing.compute import of_like_length
+from plumbing.compute import by_length
 from qwen2_model import Cache, Qwen2
 from sampler import read_prompts
 
@@ -55,10 +55,7 @@ def micro_batches(
     in replies and in padding.
     """
     inputs = torch.cat((last[prompt_of][:, None], tokens[:, :-1]), dim=1)  # (m, S)
-    number = torch.arange(1, 1 + sampled.shape[1], device=sampled.device)  # (S,) 1 2 ... S
-    length = (sampled * number).amax(1)  # (m,) the number of the last sampled column
-    for rows in of_like_length(length, at_once):
-        S = int(length[rows[0]])  # the longest comes first
+    for rows, S in by_length(sampled, at_once):
         real = sampled[rows, :S]  # (b, S)
         yield MicroBatch(rows, inputs[rows, :S], cache.rows(prompt_of[rows]), real,
                          tokens[rows, :S][real])

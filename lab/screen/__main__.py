@@ -96,7 +96,7 @@ def first_step(found: Arguments, words: list[str], folder: Path) -> dict:
 
 def compare(step: dict, again: Group, box: Group) -> str:
     """What the first step and the box's first seeds say here, beside RLOO."""
-    norm, rloo = (x["grad_norm"][1] for x in (step, read_metrics(SCREEN / "none-advantage-rloo-seed0")))
+    norm, rloo = (x["grad_norm"][1] for x in (step, read_metrics(BOX.runs()[0].folder)))
     clipped = ", and --max_grad_norm clips it" * bool(norm > Settings.max_grad_norm)
     here = np.mean([row["area"] - box.rows[seed]["area"] for seed, row in again.rows.items()])
     differs = ": this machine differs" * bool(abs(here) > 2 * box.values("area").std(ddof=1))

@@ -25,7 +25,9 @@ def screened(tmp_path, monkeypatch, run_program):
         ("grad_norm", "seconds", *arms.COSTS), [0, 2.0 if folder.name == "step" else 1.0]))
 
     def screen(means, costs=(1, 1)):
+        """The table's rows of a screen with these means and costs."""
         def train(room, processes):
+            """Rows instead of runs."""
             rows = room.rows()
             for e in room.runs():
                 area = means.get(room.arms[e.arm], 0.5) + 0.01 * np.random.default_rng(e.seed).normal()
