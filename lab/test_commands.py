@@ -7,11 +7,8 @@ import pytest
 import analyze
 from lab import heads, pages, redo
 from lab.gradients import measure as gradients
-from lab.speed import benchmark
 from lab.truth import measure as ground_truth
-from lab.turns import values
 from methods import MITIGATIONS, ORDER
-from tasks import guess_task
 from tests.test_pages import ROOT
 
 REFUSED = {
@@ -35,8 +32,8 @@ def test_a_wrong_command_is_refused_in_one_sentence(program, words, said, refusa
     assert said in refusal(program, *words.split())
 
 
-TESTED = {"gradients.measure", "pages", "real.weights", "redo", "screen", "screen.bounds", "speed.benchmark",
-          "truth.measure", "truth.score", "turns.values"}  # here, or where they are
+TESTED = {"gradients.measure", "pages", "real.weights", "redo", "screen", "screen.bounds", "truth.measure",
+          "truth.score"}  # here, or where they are
 
 
 def test_the_pages_are_as_written(run_program, monkeypatch):
@@ -48,23 +45,6 @@ def test_the_pages_are_as_written(run_program, monkeypatch):
     run_program(pages)
     stale = [str(file) for file, text in written.items() if file.read_text(encoding="utf-8") != text]
     assert written and not stale, "run python -m lab.pages"
-
-
-def test_exact_values_are_printed(run_program, monkeypatch, capsys):
-    """Guards against a program that dies on what the book has become."""
-    monkeypatch.setattr(guess_task, "GUESSES", 2)
-    run_program(values)
-    assert "V(prompt)" in capsys.readouterr().out
-
-
-def test_both_samplers_are_measured_on_the_same_work(run_program, tmp_path, monkeypatch):
-    """Guards against responses that end where all should be as long, and a ratio of medians."""
-    for name, value in {"WARM_UPS": 0, "ROUNDS": 1, "CASES": {"4 tokens": (4, True), "real": (6, False)},
-                        "rate": lambda work, *case: work(*case)}.items():
-        monkeypatch.setattr(benchmark, name, value)
-    run_program(benchmark, "--out", tmp_path / "out.md")
-    assert re.search(r"4 tokens \| +384 \| +384 \| +1.00 ", (tmp_path / "out.md").read_text())  # of 12 x 8 responses
-    assert benchmark.row("", [(10, 10), (20, 40), (60, 20)]) == ["", "20", "20", "1.00", "0.50 to 3.00"]
 
 
 def test_every_command_of_the_pages_is_run():
