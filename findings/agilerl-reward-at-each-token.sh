@@ -1,4 +1,6 @@
 #!/usr/bin/env bash
+# in short (trainers): PPO and REINFORCE give every token the whole reward, and returns add it up: a long right answer
+# is worth more than a short one.
 # guessed: in AgileRL's PPO and REINFORCE for language models a response of one turn is one action, as their pages say,
 # so all its tokens share its reward, whatever its length
 # seen: every token gets the whole reward. In a batch of single turns, at the default granularity, returns add up: a

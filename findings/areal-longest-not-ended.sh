@@ -1,4 +1,6 @@
 #!/usr/bin/env bash
+# in short (trainers): mask_no_eos_with_zero takes the reward from the batch's longest response, ended or not, and
+# leaves it to a shorter one that was cut off.
 # guessed: with mask_no_eos_with_zero AReaL takes the reward from responses that were cut off, and with a critic the
 # value behind the last token counts for those alone
 # seen: nobody looks for an end token: cut off is what is as long as the batch is wide. So in every batch the longest

@@ -1,4 +1,6 @@
 #!/usr/bin/env bash
+# in short (trainers): A step's advantages are divided by their mean size even with scale_rewards=False, so rewards of
+# 0 and 0.001 train as 0 and 1 do.
 # guessed: with scale_rewards=False an advantage in OpenPipe's ART is the reward minus the group's mean, so a step whose
 # rewards hardly differ moves the policy little
 # seen: packing divides the advantages of a step by their mean size over its tokens, whatever scale_rewards is: where all

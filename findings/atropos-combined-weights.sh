@@ -1,4 +1,6 @@
 #!/usr/bin/env bash
+# in short (graders): CombinedReward ignores its rewards' weights: one of weight 0.1 counts as much as one of weight
+# 1.
 # guessed: in a CombinedReward of Atropos a reward counts as much as its weight says
 # seen: the weights are ignored: a reward of weight 0.1 counts as much as one of weight 1. normalization "sum" divides
 # by them all the same, so it scales the whole and never one part of it. Called alone, a reward is weighted

@@ -1,4 +1,6 @@
 #!/usr/bin/env bash
+# in short (rollouts): With transformers 5, LLMAttribution's default cache is read twice: attributions are wrong from
+# the second target token on. use_cached_outputs=False is right.
 # guessed: captum's LLMAttribution gives the same attributions with use_cached_outputs, its default, and without
 # seen: with transformers 5 only the first token of the target is right. From the second on the whole text so far is
 # read again behind its own cache, so token_attr and seq_attr are of a text with repeats, without a word: here wrong by

@@ -1,4 +1,6 @@
 #!/usr/bin/env bash
+# in short (graders): load_dataset("json") turns a column of texts that are all dates into timestamps, so every right
+# answer is graded as wrong.
 # guessed: a string in a .jsonl or .json file is that string in load_dataset("json"), so a gold answer in quotes is
 # compared as it was written
 # seen: where every string of a column is a date, as 1998-05-12 is, it becomes a column of timestamps: a grader gets a

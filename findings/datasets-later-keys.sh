@@ -1,4 +1,6 @@
 #!/usr/bin/env bash
+# in short (rollouts): Dataset.from_list drops keys that the first row lacks: where the first rollout has no "error"
+# or "tool_calls", all lose them.
 # guessed: Dataset.from_list keeps a key that only later rows have, with None in the others, as pandas.DataFrame does
 # seen: the first row decides which columns there are: what only later rows have is dropped, without a word. Rollouts
 # whose first response has no "error" or "tool_calls" lose them all, and the order of the rows changes the data

@@ -1,4 +1,6 @@
 #!/usr/bin/env bash
+# in short (compare): bonferroni_correction returns p-values in a wrong order unless they come sorted: the comparison
+# with 0.5 becomes significant, that with 0.001 doesn't.
 # guessed: bonferroni_correction of deepsig, which its page offers for p-values of several comparisons, multiplies each
 # by their number, to at most 1, and returns them in the order in which they were given
 # seen: it sorts them, and puts the results back by the wrong permutation. So many orders give p-values to the wrong

@@ -1,4 +1,6 @@
 #!/usr/bin/env bash
+# in short (compare): multi_aso corrects the wrong way: hardly at all for many models, and for two it never finds a
+# difference.
 # guessed: aso with num_comparisons=m and multi_aso at its defaults correct for m comparisons as Bonferroni does, as
 # deepsig's page says: at the level 1 - 0.05 / m, so that each is stricter the more there are
 # seen: the level is 0.95 + 0.05 / m, which goes the other way: for two comparisons it is right, and for 45, those of

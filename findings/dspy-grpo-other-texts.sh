@@ -1,4 +1,6 @@
 #!/usr/bin/env bash
+# in short (trainers): dspy.GRPO trains on prompts and answers that it makes anew from parsed fields, not on those
+# that were asked and written.
 # guessed: dspy.GRPO gives its trainer, for each rollout, the prompt that the model was asked, the text that it wrote,
 # and the metric's score, or format_failure_score where that text could not be parsed
 # seen: both texts are made anew from the parsed fields. Where no adapter is set, rollouts ask in the layout of

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# in short (graders): diversity_reward pays one word 2.2, and no text of three words or more above 1.
 # guessed: diversity_reward of eval-protocol is a weighted mean of the shares of distinct words, pairs and triples, with
 # weights 0.2, 0.3 and 0.5, so it is at most 1, where nothing repeats
 # seen: where a response is too short for a size of n-gram, that size counts 1 in place of its weight. So one word earns

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# in short (rollouts): output_span=(i, i) scores the token after token i, and the default method ignores output_span.
 # guessed: FlashTrace(...).trace(prompt=..., target=..., output_span=(i, i)) ranks the prompt's tokens by what they did
 # for token i of the target, as its page says: for the answer, use output_span around the final answer tokens
 # seen: it takes the information at token i's own position, which is read behind it, for the token after it; token i

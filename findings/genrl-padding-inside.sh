@@ -1,4 +1,6 @@
 #!/usr/bin/env bash
+# in short (trainers): Its GRPO loss pads between prompt and completion, so log-probs of shorter texts are wrong. No
+# end token is trained on.
 # guessed: the log-probs in the GRPO loss of Gensyn's GenRL are the model's for prompt and completion, whatever else is
 # in the batch, and where a completion was finished, its end token is one of them
 # seen: completions are kept as texts without special tokens and tokenized again, padded on the left as prompts are. So

@@ -1,4 +1,6 @@
 #!/usr/bin/env bash
+# in short (rollouts): With GPT-2 and a list of prompts, attributions and probabilities are right for the longest
+# prompt alone. One prompt a call is right.
 # guessed: inseq's attribute gives each prompt of a list what it gives that prompt alone, also where they differ in
 # length, and its step score probability is the model's for the token that it generated
 # seen: with GPT-2, the model of inseq's own examples, only the longest prompt is right. The others are padded on the

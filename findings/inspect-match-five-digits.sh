@@ -1,4 +1,6 @@
 #!/usr/bin/env bash
+# in short (compare): match(numeric=True) rounds to five significant digits: 123,456 counts as right where the target
+# is 123457.
 # guessed: match(numeric=True) of Inspect pays a response whose last number equals the target, written with or without
 # commas, $ or a dot behind it
 # seen: both numbers are rounded to five significant digits first, silently. Of whole numbers from 100,000 on the last

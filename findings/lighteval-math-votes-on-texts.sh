@@ -1,4 +1,6 @@
 #!/usr/bin/env bash
+# in short (compare): maj@4 of the MATH tasks votes on whole responses, not on answers: four right answers score 0
+# unless worded as the gold solution.
 # guessed: maj@4 of lighteval's MATH tasks, math:algebra and its six siblings, takes the answer out of each of four
 # responses, as its math_normalizer does, and pays 1 where the most frequent answer is the gold one
 # seen: the tasks pass math_normalizer under names that MajAtN does not have, and it is ignored, silently. The vote is

@@ -1,4 +1,6 @@
 #!/usr/bin/env bash
+# in short (compare): maj@k of gsm8k_cot_self_consistency counts "no answer found" as a candidate, which can outvote
+# the right answer.
 # guessed: maj@64 and maj@8 of lm-eval's gsm8k_cot_self_consistency are the vote of self-consistency: among the answers
 # of the responses that have one (2203.11171), where 1,000 and 1000 are one number, as they are for the task's score
 # seen: a response that regex finds no answer in votes for "[invalid]", as one candidate. Five responses that say

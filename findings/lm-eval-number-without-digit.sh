@@ -1,4 +1,6 @@
 #!/usr/bin/env bash
+# in short (compare): gsm8k's flexible-extract takes trailing punctuation for a number: a right answer that ends
+# `$\boxed{72}$.` is wrong.
 # guessed: gsm8k's flexible-extract takes the last number of a response
 # seen: it takes the last number, or the last two or more of $ . and , in a row, whatever comes last. So a right answer
 # is wrong if it ends as models of mathematics often end, in $\boxed{72}$. or $$\boxed{72}$$, or if an ellipsis or

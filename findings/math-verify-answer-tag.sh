@@ -1,4 +1,6 @@
 #!/usr/bin/env bash
+# in short (graders): parse finds no number in `<answer>9</answer>` and takes the last one of the thoughts. With
+# spaces inside the tags it is read.
 # guessed: parse reads the number of <answer>9</answer>, the layout that R1's template asks for, or finds nothing at all
 # seen: it finds nothing there, nor with words behind the number, and then takes the last number of the thoughts: after
 # "7 apples and 2 pears" a right answer is graded as 2, and a wrong one as right where the thoughts end in the gold

@@ -1,4 +1,6 @@
 #!/usr/bin/env bash
+# in short (graders): A `\boxed{}` that corrects one close before, behind a comma, "and" or "or", is read with it as a
+# set of two, which is wrong.
 # guessed: of two \boxed{} in a response the last one is the answer, so a model may correct itself
 # seen: two different boxes less than 70 characters apart, with a comma, "and" or "or" between them, are one set of two
 # numbers, which equals neither. "Wait, ..." has the comma: a right answer that corrects the box before it is graded as

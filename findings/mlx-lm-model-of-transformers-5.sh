@@ -1,4 +1,6 @@
 #!/usr/bin/env bash
+# in short (engines): Ignores RoPE's base and scaling as transformers 5 saves them: Llama 3 and others are another
+# model from the second token on.
 # guessed: mlx-lm, which needs transformers 5, reads a model that transformers 5 saved as transformers reads it
 # seen: transformers 5 writes RoPE's base and scaling into rope_parameters of config.json, and no rope_theta or
 # rope_scaling. mlx-lm looks for those two in Llama, Mistral, OLMo 2, SmolLM3 and Qwen2, and takes its own default,

@@ -1,4 +1,6 @@
 #!/usr/bin/env bash
+# in short (graders): MathRewardFunction gives wrong answers the ideal length: right answers that are not 200 words long
+# gain nothing, or less than wrong ones.
 # guessed: MathRewardFunction of multireward-grpo counts length only where the answer is correct, as its
 # contamination_gamma of 0 says. So with its own weights and mode "na" a right answer has more advantage than a wrong
 # one of the same length and layout

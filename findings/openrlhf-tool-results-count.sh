@@ -1,4 +1,6 @@
 #!/usr/bin/env bash
+# in short (trainers): GAE below lambda 1 decays over tool results and values them at 0. The overlong penalty counts
+# their tokens, too.
 # guessed: in OpenRLHF a tool result counts for nothing but as context: GAE runs over the tokens of the model, and the
 # overlong penalty counts those
 # seen: GAE takes the value of a tool result as 0 and decays by lambda over each of its tokens. With lambda 0.95 a

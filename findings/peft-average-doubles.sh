@@ -1,4 +1,6 @@
 #!/usr/bin/env bash
+# in short (adapters): add_weighted_adapter's linear mean of an adapter and its copy is twice the adapter.
+# combination_type="cat" is right.
 # guessed: add_weighted_adapter with combination_type linear and weights of 0.5 and 0.5 gives roughly the mean of two
 # adapters, such as two seeds' (its page: a very rough approximation); of an adapter and its copy, the adapter
 # seen: of an adapter and its copy it gives twice the adapter; so do dare_linear and magnitude_prune, nothing dropped;

@@ -1,4 +1,6 @@
 #!/usr/bin/env bash
+# in short (adapters): convert_to_lora and save_as_lora drop DoRA's magnitudes, so the result is another model at any
+# rank. Merging first is exact.
 # guessed: convert_to_lora and save_as_lora approximate an adapter as closely as the rank allows, as their page says, so
 # a DoRA adapter, for an engine that knows LoRA alone, becomes the nearest LoRA, and a high rank loses little
 # seen: what comes out is DoRA's own A and B without its magnitudes, which is no approximation of it: at rank 24 the

@@ -1,4 +1,6 @@
 #!/usr/bin/env bash
+# in short (adapters): A saved pissa_niter_16 adapter is another model in each process that loads it. Convert it when
+# saving.
 # guessed: an adapter that began with init_lora_weights="pissa_niter_16", PiSSA by PEFT's fast decomposition, and was
 # saved with save_pretrained, is the same model again when PeftModel.from_pretrained loads it, as one that began with
 # "pissa" is

@@ -1,4 +1,6 @@
 #!/usr/bin/env bash
+# in short (adapters): Prompt and prefix tuning count left padding as distance: log-probs depend on the batch's
+# longest prompt, and differ from those sampled from.
 # guessed: a model with PEFT's prompt tuning or prefix tuning reads a text behind padding on the left, with its mask, as
 # it reads it alone, as LoRA does, and its forward pass gives the log-probs that its generate drew from
 # seen: neither. The virtual tokens stand at the row's front, and PEFT drops position_ids, so the padding counts as

@@ -1,4 +1,6 @@
 #!/usr/bin/env bash
+# in short (adapters): A forward with one adapter, set_adapter, a forward with the other, and one backward: the first
+# adapter gets no gradient.
 # guessed: a forward with adapter one, set_adapter of two, a forward, and one backward of both losses: both adapters
 # get gradients
 # seen: adapter one gets none, silently: set_adapter cleared its requires_grad, which the backward pass looks at;

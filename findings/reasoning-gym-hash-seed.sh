@@ -1,4 +1,6 @@
 #!/usr/bin/env bash
+# in short (graders): word_ladder and four other data sets also depend on PYTHONHASHSEED: two processes with one seed
+# have different items.
 # guessed: a data set is fixed by its name, its config and its seed
 # seen: word_ladder, isomorphic_strings, ransom_note, polynomial_multiplication and knight_swap also depend on
 # PYTHONHASHSEED, which Python draws anew for each process, so two processes with one seed have different items;

@@ -1,4 +1,6 @@
 #!/usr/bin/env bash
+# in short (compare): The bootstrap draws runs anew at each step, so intervals of areas and gains over a curve are
+# false. random_state changes nothing.
 # guessed: get_interval_estimates of rliable resamples whole runs, also where scores are runs x tasks x steps, for
 # evaluations at multiple points during training; and it draws from random_state, which its page says ensures
 # reproducibility

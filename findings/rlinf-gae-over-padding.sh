@@ -1,4 +1,6 @@
 #!/usr/bin/env bash
+# in short (trainers): GAE below lambda 1 decays over the padding behind a response: short right answers have the
+# advantage of wrong ones.
 # guessed: RLinf's GAE for texts runs over the tokens of the response, so the padding behind it changes nothing
 # seen: the reward stands at the end of the padded row, whose width is the longest response that the config allows,
 # and decays by lambda over all the padding. With lambda 0.95 and a critic that says 0.5, a right answer 100 tokens

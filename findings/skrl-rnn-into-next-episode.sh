@@ -1,4 +1,6 @@
 #!/usr/bin/env bash
+# in short (trainers): Recurrent PPO reads returns on into the next episode where one was truncated,
+# time_limit_bootstrap or not.
 # guessed: where an episode of skrl is truncated, its returns take nothing from the episode behind it: they end in gamma
 # times the value of the last observation with time_limit_bootstrap, in PPO as in its recurrent twin PPO_RNN
 # seen: PPO is right with that option. PPO_RNN adds gamma times the value of the observation before, and then reads on

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# in short (graders): In gsm8k_multi_turn four wrong answers and then a right one earn 1.16, a right one at once 1.
 # guessed: in gsm8k_multi_turn the rewards of an episode add up to the most where the first turn is right
 # seen: a wrong number in the right layout earns 0.04 a turn and leaves the episode open, and a right one ends it with 1,
 # whenever it comes. So four wrong answers and a right one add up to 1.16, and a right one at once to 1

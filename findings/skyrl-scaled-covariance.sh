@@ -1,4 +1,6 @@
 #!/usr/bin/env bash
+# in short (trainers): Advantages are divided by the token count first: clip_cov then leaves out nothing, and kl_cov's
+# penalty is that many times too strong.
 # guessed: SkyRL's clip_cov leaves out tokens whose covariance of advantage and log p lies between its bounds, 1 and 5,
 # and kl_cov's penalty weighs as much as the policy term's mean (2505.22617)
 # seen: the trainer divides advantages by the number of tokens before, so that losses can be sums. In a mini-batch of

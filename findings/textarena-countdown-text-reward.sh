@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# in short (graders): Countdown-v0 has one puzzle whatever the seed, and after two illegal moves its reward is a text.
 # guessed: Countdown-v0 draws a puzzle from the seed of reset, and pays a number
 # seen: it is one puzzle, 532 from 2, 3, 4, 6, 75 and 100, whatever the seed; so is Cryptarithm-v0. Two moves in a row
 # that are not legal end the game with a text as the reward, the message, and the number where the message belongs. That

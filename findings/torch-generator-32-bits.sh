@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# in short (engines): On a CPU manual_seed uses the low 32 bits alone: seeds 5 and 2^32 + 5 are one stream.
 # guessed: manual_seed takes 64 bits, so seeds 5 and 2^32 + 5 give two streams
 # seen: on a CPU only the low 32 bits count, for a torch.Generator and for the global one, though initial_seed()
 # repeats the whole seed: among 100,000 streams seeded by 64-bit hashes, one pair is expected to be equal; numpy uses

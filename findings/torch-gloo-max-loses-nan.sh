@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# in short (engines): all_reduce with MAX over gloo loses most NaNs, so a maximum doesn't show that a process has one.
 # guessed: all_reduce with MAX over gloo passes NaN on as torch.max does, so the maximum shows that some process has
 # one
 # seen: of each number one process's NaN survives (of a single number, that of process 0) and the others' vanish, in

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# in short (engines): On a CPU many draws from a large vocabulary never give the rare tokens behind a likely one.
 # guessed: multinomial(p, n, replacement=True) draws each token as often as p says
 # seen: on a CPU many draws from a vocabulary of 151,936 in float32 lose what stands behind a likely token: of a tail of
 # 1e-3, spread evenly behind a token of 0.999, 2,000,000 draws have nothing, where 2,000 are right; in front of it the

@@ -1,4 +1,6 @@
 #!/usr/bin/env bash
+# in short (engines): A backward of one's own that reads ctx.saved_tensors twice raises an error once activations are
+# recomputed.
 # guessed: a backward pass of one's own may read ctx.saved_tensors as often as it likes, also in a recomputed layer
 # seen: the second reading raises CheckpointError under checkpoint(use_reentrant=False), and only there: a function
 # that passes gradcheck fails in the first run that recomputes activations

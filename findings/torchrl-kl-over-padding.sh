@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# in short (trainers): GRPOLoss averages its KL penalty over prompt and padding too, so longer prompts weaken it.
 # guessed: GRPOLoss averages its KL penalty over the response tokens, as it does its policy term, so a prompt or padding
 # leaves it as it is
 # seen: it averages over all positions, and prompt and padding count as 0. In a text that is one tenth response,

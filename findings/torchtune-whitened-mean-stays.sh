@@ -1,4 +1,6 @@
 #!/usr/bin/env bash
+# in short (trainers): PPO's advantages are scaled but not centered: what the critic undervalues is pushed up whole,
+# better or worse.
 # guessed: estimate_advantages of torchtune, which its PPO recipe calls, whitens advantages over the batch's tokens: mean
 # 0 and variance 1, as TRL's PPO does, so that some tokens are always pushed down, and the reward's unit does not matter
 # seen: the variance is 1, but the mean is put back behind the division; shift_mean=True, the default, means this. What

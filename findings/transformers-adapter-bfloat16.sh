@@ -1,4 +1,6 @@
 #!/usr/bin/env bash
+# in short (adapters): add_adapter and load_adapter make the adapter in the model's bfloat16, where small steps of
+# AdamW are lost. PEFT's own use float32.
 # guessed: a model in bfloat16 gets its adapter in float32 from transformers' add_adapter and load_adapter, as from
 # PEFT's get_peft_model and PeftModel
 # seen: transformers makes and loads it in bfloat16, also for training: a saved float32 adapter is rounded, and at a

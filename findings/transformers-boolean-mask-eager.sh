@@ -1,4 +1,6 @@
 #!/usr/bin/env bash
+# in short (engines): Eager attention adds a boolean 4-D mask as 1 and 0: nothing is hidden, not even the future. sdpa
+# is right.
 # guessed: a boolean 4-D attention_mask, True where a query may look, hides the same keys under attn_implementation
 # sdpa and eager
 # seen: eager adds it to the scores as 1 and 0: nothing is hidden, not even the future, and no error is raised; eager

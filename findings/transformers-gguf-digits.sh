@@ -1,4 +1,6 @@
 #!/usr/bin/env bash
+# in short (rollouts): A tokenizer read from a GGUF ignores how the model splits digits: "12" becomes a token that
+# SmolLM2 hardly knows.
 # guessed: AutoTokenizer.from_pretrained(gguf_file=...) cuts texts as the file's tokenizer.ggml.pre says
 # seen: it never reads that field. "smollm" and "llama-bpe" give one tokenizer, so digits, which SmolLM2 and other
 # models were trained to see one by one, are merged: "12" becomes a token that the model hardly knows, in silence

@@ -1,4 +1,6 @@
 #!/usr/bin/env bash
+# in short (rollouts): A Llama 3.1 or 3.2 read from a GGUF loses its RoPE scaling. The original's config.json brings
+# it back.
 # guessed: from_pretrained(gguf_file=...) gives a Llama 3.1 or 3.2 that was stored as llama.cpp stores it, unquantized,
 # the log-probs of the original
 # seen: llama.cpp writes the scaling of RoPE's type llama3 as a tensor, rope_freqs.weight: the factor of each frequency.

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# in short (engines): In Qwen3-Next and gpt-oss, packed documents see each other where positions alone separate them.
 # guessed: documents packed behind each other, with positions that restart and no mask, are each read alone by every
 # causal model of transformers, as by Qwen2
 # seen: on a CPU Qwen3-Next's attention layers keep them apart and its recurrent layers do not, silently; told of the

@@ -1,4 +1,6 @@
 #!/usr/bin/env bash
+# in short (rollouts): A gap in position_ids begins a new document: later tokens don't see what stands before. A mask
+# of ones prevents it.
 # guessed: tokens are cut out of a text and the others keep their position_ids: each later token still sees all that
 # is left before it
 # seen: without a mask and a cache (so in training with gradient checkpointing, too) any step of the positions other

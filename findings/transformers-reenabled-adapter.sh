@@ -1,4 +1,6 @@
 #!/usr/bin/env bash
+# in short (adapters): disable_adapters and then enable_adapters leaves trained modules_to_save switched off. PEFT's
+# disable_adapter brings them back.
 # guessed: disable_adapters() and then enable_adapters() brings back the model as it was
 # seen: not with modules_to_save: disable_adapters() switches off their trained copies, and enable_adapters() and
 # set_adapter() leave them off, so they stay the base's, silently; PEFT's own disable_adapter() brings all back

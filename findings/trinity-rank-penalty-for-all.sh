@@ -1,4 +1,6 @@
 #!/usr/bin/env bash
+# in short (trainers): rank_penalty doesn't tell a likely right answer from an unlikely one, and a group's advantages
+# no longer sum to 0.
 # guessed: with rank_penalty of Trinity-RFT's GRPO a likely right answer gets less advantage than an unlikely one
 # (2506.02355)
 # seen: only the group's mean and deviation are of the penalized rewards; each response's own reward is not. So all

@@ -1,4 +1,6 @@
 #!/usr/bin/env bash
+# in short (trainers): SAPO's gate is taken as the weight where its derivative belongs: off-policy tokens count more,
+# not less.
 # guessed: Trinity-RFT's SAPO weighs a token as the gradient of the paper's gate does (2511.20347): by 1 at ratio 1, by
 # less and less beyond twice that, by almost nothing at 8
 # seen: it takes the gate itself as the weight of log p, where the gradient has its derivative. So a token counts 2 at

@@ -1,4 +1,6 @@
 #!/usr/bin/env bash
+# in short (trl): Results of async tools come after all others, so the model reads them in another order than its
+# calls.
 # guessed: a turn of a GRPOTrainer policy calls two tools, the first of which is async: the model reads the two results
 # in the order of its calls
 # seen: the results of async tools come after those of all others, whatever the order of the calls; Qwen2.5's template

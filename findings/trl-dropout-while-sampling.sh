@@ -1,4 +1,6 @@
 #!/usr/bin/env bash
+# in short (trl): GRPOTrainer samples with dropout: lora_dropout changes every response, and tokens are clipped before
+# anything was learned. disable_dropout=True prevents it.
 # guessed: GRPOTrainer samples without dropout, as vLLM and a loaded model's generate do, and in the first update on a
 # batch the ratio of new to old probability is 1, also with lora_dropout, or with GPT-2, whose config has dropout of 0.1
 # seen: it samples in training mode, so dropout changes the model for every response and every token: of 16 samples with

@@ -1,4 +1,6 @@
 #!/usr/bin/env bash
+# in short (trl): A completion whose tool result didn't fit counts as finished: mask_truncated_completions trains on
+# it.
 # guessed: a completion that calls a tool whose result does not fit into max_completion_length counts as cut off: in
 # completions/clipped_ratio, and so that mask_truncated_completions leaves it out of the loss
 # seen: the tool runs, its result is dropped, and the completion ends with its call; since that ends with an end token,

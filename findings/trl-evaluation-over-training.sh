@@ -1,4 +1,6 @@
 #!/usr/bin/env bash
+# in short (rollouts): An evaluation behind step N writes over completions_N.parquet: that step's training completions
+# are lost, and no column says so.
 # guessed: GRPOTrainer's completions_N.parquet holds the completions that step N was trained on; those of an evaluation
 # are in a file of their own, or marked
 # seen: an evaluation behind step N writes the same file again, and no column says which rows are its own. With as many

@@ -1,4 +1,6 @@
 #!/usr/bin/env bash
+# in short (adapters): GRPOTrainer runs to its end and changes nothing where a PeftModel was loaded without
+# is_trainable=True.
 # guessed: GRPOTrainer with a PeftModel that was loaded without is_trainable trains the adapter, or raises an error
 # because nothing is trainable
 # seen: at its defaults it runs to its end and changes no weight, silently; with beta > 0 it

@@ -1,4 +1,6 @@
 #!/usr/bin/env bash
+# in short (trl): generation_config.json shapes the samples where GRPOConfig has no field, such as suppress_tokens.
+# The loss ignores it.
 # guessed: GRPOTrainer samples as GRPOConfig says, whatever the generation_config.json of the model folder says
 # seen: fields that GRPOConfig does not have (here suppress_tokens and no_repeat_ngram_size) come from the folder and
 # shape the samples; the log-probs in the loss ignore them, so tokens that are never drawn keep their probability,

@@ -1,4 +1,6 @@
 #!/usr/bin/env bash
+# in short (graders): accuracy_reward reads a LaTeX solution without dollar signs as another number: for `3\pi` the
+# right answer earns 0.
 # guessed: accuracy_reward reads a solution in LaTeX, such as \frac{1}{3} of its own example, or gives None, which skips
 # the problem
 # seen: without dollar signs or \boxed{} around it only a plain number or \frac of two numbers is LaTeX. Of 3\pi, 2x,

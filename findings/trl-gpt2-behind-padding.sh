@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# in short (trl): With GPT-2, log p and its gradient are right for the batch's longest prompt alone. Qwen2 is right.
 # guessed: log p of a completion in GRPOTrainer is the model's, whatever the length of the other prompts of its batch
 # seen: with GPT-2 it is so for the longest prompt alone. The others are padded on the left; generate counts their
 # positions from the first real token, so the samples are right, but the passes for old and new log p count them from

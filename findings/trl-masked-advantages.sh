@@ -1,4 +1,6 @@
 #!/usr/bin/env bash
+# in short (rollouts): The log shows advantages for truncated completions that mask_truncated_completions left out of
+# the loss.
 # guessed: with mask_truncated_completions a completion that was cut off has an advantage of 0 in the completions that
 # GRPOTrainer logs, since the loss leaves it out
 # seen: its advantage is logged as if it counted, in the parquet as in log_completions' table: a step whose completions

@@ -1,4 +1,6 @@
 #!/usr/bin/env bash
+# in short (trl): With beta above 0, a model edited in memory is compared with its folder's old weights: the KL begins
+# above 0.
 # guessed: GRPOTrainer or RLOOTrainer is given a model object and beta > 0: the reference is that model as it was
 # passed, so the KL of the first step is 0
 # seen: the reference is read again from the folder that the object came from; a model that was trained or edited in

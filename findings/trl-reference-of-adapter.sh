@@ -1,4 +1,6 @@
 #!/usr/bin/env bash
+# in short (adapters): With beta above 0, the reference misses trainable_token_indices, and takes the first adapter
+# where a second is active.
 # guessed: with beta > 0 and a PeftModel the reference is a copy of the active adapter as it was passed, so the KL of
 # the first step is 0
 # seen: only what has ".default." in its name is copied: rows trained by trainable_token_indices are left out, and

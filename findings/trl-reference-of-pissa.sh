@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# in short (adapters): With beta above 0, PiSSA's and OLoRA's reference is not the model that training starts from.
 # guessed: with beta > 0 and a fresh adapter the reference is the start model, whatever init_lora_weights is
 # seen: it is the base with its adapter switched off; PiSSA and OLoRA start by moving part of the base's weights into
 # the adapter, so the KL is above 0 before the first update, silently

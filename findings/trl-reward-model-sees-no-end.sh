@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# in short (trl): A reward model can't teach to end: responses that ended and that were cut off reach it as one text.
 # guessed: a reward model that RewardTrainer trained reads responses in GRPOTrainer and RLOOTrainer as it read them in
 # training: with the end token, where its score stands, if the response ended, and without if it was cut off
 # seen: neither. Of plain text RewardTrainer scores at the end token, which it appends; GRPOTrainer and RLOOTrainer

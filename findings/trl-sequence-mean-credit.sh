@@ -1,4 +1,6 @@
 #!/usr/bin/env bash
+# in short (trl): At importance_sampling_level="sequence", credit per token is averaged over each response: the
+# gradient is plain GRPO's.
 # guessed: GRPOTrainer takes advantages of shape (B, T) in every loss, as its source says for subclasses; with
 # importance_sampling_level="sequence", too, each token is then pushed by its own advantage, as GSPO-token of the GSPO
 # paper (2507.18071) does, whose ratio is the response's

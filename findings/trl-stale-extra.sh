@@ -1,4 +1,6 @@
 #!/usr/bin/env bash
+# in short (rollouts): A log_extra column that a batch doesn't set shows an earlier batch's values, beside completions
+# that they say nothing about.
 # guessed: where a reward function calls GRPOTrainer's log_extra in some batches only, the completions of the other
 # batches have None in that column, or no such column
 # seen: they have the values of the last batch that had any, silently, each beside a completion that it says nothing

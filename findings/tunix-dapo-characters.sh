@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# in short (trainers): DAPO's overlong penalty counts characters, not tokens, and has no floor.
 # guessed: DAPOLearner's overlong penalty counts tokens, as its max_response_length does, and is at most 1 (2503.14476)
 # seen: it counts the characters of the decoded text, and has no floor. At the defaults, and four characters a token, a
 # response of 5,120 tokens loses the whole point that the paper takes at 20,480, and one of 12,000 tokens, where the

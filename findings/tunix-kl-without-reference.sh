@@ -1,4 +1,6 @@
 #!/usr/bin/env bash
+# in short (trainers): At GRPOLearner's defaults the KL penalty has no pull towards the reference: its gradient is
+# noise. "low_var_kl" has.
 # guessed: at the defaults of GRPOLearner, beta 0.04, the KL penalty pulls the policy towards the reference model
 # seen: the default kl_loss_mode is "kl", log p - log p_ref of the sampled tokens, and it is a term of the loss. The
 # reference is a constant there, so any reference gives the same gradient: beta times the mean gradient of log p, whose

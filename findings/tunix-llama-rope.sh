@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# in short (trainers): Llama 3 gets another RoPE base and no scaling, so it is another model from the second token on.
 # guessed: Tunix's Llama 3.1 and 3.2 read published weights as transformers does: a RoPE base of 500,000, as its
 # config says, with the scaling of type llama3
 # seen: the attention ignores the config's rope_theta and takes 1,000,000, and there is no scaling, so the model is

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# in short (trainers): PPOLearner cuts rewards to whole numbers: 0.9 trains as 0, and the log shows 0.9.
 # guessed: Tunix's PPOLearner trains on the rewards that its reward functions return, which its docstring calls floats
 # seen: it writes them into a table of whole numbers, so all between -1 and 1 are 0, and 1.9 is 1; JAX warns once of a
 # cast. With a reward of 0.9 the step is the step of no reward, to the bit. rewards/score/mean logs 0.9 all the same,

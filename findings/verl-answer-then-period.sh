@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# in short (graders): A period behind the right answer decides: gsm8k pays "#### 72" 1 and "#### 72." 0.
 # guessed: a period behind a right final number is nothing to a grader of word problems
 # seen: it decides. gsm8k pays 1 for "#### 72" and 0 for "#### 72."; its flexible way, the last number of a text, pays 0
 # for "The answer is 72."; math_dapo says 1 to "Answer: 72" and -1 to "Answer: 72.". So do "#### 72.00", "#### $72",

@@ -1,4 +1,6 @@
 #!/usr/bin/env bash
+# in short (trainers): gdpo gives a group of equal rewards an advantage other than 0 where right responses are longer
+# or shorter than wrong ones.
 # guessed: in verl's gdpo (2601.05242) a group whose responses all earn the same has advantage 0, as in its grpo and as
 # in TRL's normalize_then_sum
 # seen: gdpo whitens over the step's tokens, and their mean is 0 only where all responses are of one length. Where right

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# in short (trainers): verl installs a package `tests`, which hides a project's own folder tests/ without __init__.py.
 # guessed: beside verl a project's own folder tests/ is its own
 # seen: verl installs a package `tests` of 154 files with an __init__.py, its queue 60 more. A folder without that file
 # comes second wherever it stands, so the project's tests.helpers is not found from its own root, and

@@ -1,5 +1,5 @@
 """Fill the pages of docs/, lab/ and findings/: tables from the rooms, methods.md from the credit functions' docstrings,
-and the table of findings/README.md from its scripts' first lines.
+and the lists of findings/README.md from its scripts' first lines.
 
     python -m lab.NAME.run --tables       a room's tables, from its rows
     python -m lab.pages                   then the pages
@@ -30,7 +30,9 @@ ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"<!-- (lab/\S+\.md) \| ([^|>]+?) \| ([^|>]+?)(?: \| ([^>]+?))? -->\n"
                    r"(?:(?!<!-- lab/).)*?<!-- end -->", re.DOTALL)
 ORIGINS = {"(ours)": "Ours", "original work)": "The original work's", "Strategy": "The original work's"}
-FINDING = re.compile(r"#![^\n]+\n# guessed: (.+?)\n# seen: (.+?)\n# with: (.+?)\n(?!# )", re.DOTALL)
+FINDING = re.compile(r"#![^\n]+\n# in short \((?P<group>\w+)\): (?P<short>.+?)\n# guessed: .+?\n# seen: .+?\n"
+                     r"# with: (?P<packages>.+?)\n(?!# )", re.DOTALL)
+LIST = re.compile(r"<!-- (\w+) -->\n.*?<!-- end -->", re.DOTALL)
 
 
 def fill(match: re.Match) -> str:
@@ -66,15 +68,16 @@ def describe(method: CreditFunction) -> str:
             f"{flags * bool(method.parameters)}\n{body}\n".rstrip() + "\n")
 
 
-def findings() -> str:
-    """The table of findings/README.md, from the first lines of its scripts."""
-    lines = ["| script | package and version | guessed | seen |", "|---|---|---|---|"]
+def findings(page: str) -> str:
+    """findings/README.md with the list of each of its groups made anew, from the first lines of its scripts."""
+    lists = {group: "" for group in LIST.findall(page)}
     for script in sorted((ROOT / "findings").glob("*.sh")):
         found = FINDING.match(script.read_text(encoding="utf-8"))
-        require(found, f"{script} does not begin with what was guessed, what is seen, and the versions")
-        guessed, seen, packages = (text.replace("\n# ", " ") for text in found.groups())
-        lines.append(f"| [{script.stem}]({script.name}) | {packages} | {guessed} | {seen} |")
-    return "\n".join(lines) + "\n"
+        require(found and found["group"] in lists, f"{script} does not begin with what it shows in short, in brackets "
+                f"one of {', '.join(lists)}, then what was guessed, what is seen, and the versions")
+        package, short = found["packages"].split(",")[0], found["short"].replace("\n# ", " ")
+        lists[found["group"]] += f"- [{script.stem}]({script.name}), {package}: {short}\n"
+    return LIST.sub(lambda match: f"<!-- {match[1]} -->\n{lists[match[1]]}<!-- end -->", page)
 
 
 @one_sentence()
@@ -92,7 +95,7 @@ def main() -> None:
     _, closing, after = rest.partition("\n## What does not fit\n")
     pages[index] = before + "\n".join(map(describe, MITIGATIONS.values())) + closing + after
     index = ROOT / "findings" / "README.md"
-    pages[index] = index.read_text(encoding="utf-8").partition("| script |")[0] + findings()
+    pages[index] = findings(index.read_text(encoding="utf-8"))
     for page, text in pages.items():
         page.write_text(text, encoding="utf-8")
     print(f"filled {len(pages)} pages of docs/, lab/ and findings/")

@@ -10,6 +10,7 @@ from lab.truth import score
 from tests.test_pages import COMMANDS, EACH_PAGE, NAME, PAGES, ROOT, copy, in_copy, source_of  # noqa: F401  `copy`: a fixture
 
 FIGURE = re.compile(r"(?<![\w.])-?\d+\.\d+(?!\w)(?: ± \d+\.\d+)?(?: \(-?\d+\.\d+ to -?\d+\.\d+\))?")
+FINDINGS = (ROOT / "findings" / "README.md").read_text(encoding="utf-8")
 NO_FIGURE = re.compile(r"https?://\S+|\]\([^)]*\)|\b\d{4}\.\d{5}\b|Python \S+")  # links, arXiv ids, a version
 
 
@@ -53,9 +54,11 @@ def test_a_finding_stands_alone(script):
     """Guards against a script that nobody can run, or that shows our own faults."""
     text = script.read_text(encoding="utf-8")
     assert os.access(script, os.X_OK)
-    named = pages.FINDING.match(text)[3].replace("\n# ", " ").replace(" ", "==").replace(",==", " ")
-    assert f"pip install -q {named}\n" in text
+    found = pages.FINDING.match(text)
+    named = found["packages"].replace("\n# ", " ").replace(" ", "==").replace(",==", " ")
+    assert f"pip install -q {named}\n" in text and len(found["short"].replace("\n# ", " ").split()) <= 25
     assert not {path.stem for path in ROOT.iterdir()} & set(re.findall(r"(?:import|from) (\w+)", text))
+    assert f"]({script.name}), {found['packages'].split(',')[0]}: " in FINDINGS, "run python -m lab.pages"
 
 
 def quoted(page):
