@@ -11,14 +11,12 @@ with --tables at once, it writes tables.md: each arm beside the first one. A run
 checkpoints, not its model. Not on Windows.
 """
 import csv
-import fcntl
 import os
 import shlex
 import shutil
 import subprocess
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Callable, Iterable, NamedTuple
 
@@ -174,11 +172,8 @@ def take_over(e: Experiment, code: int) -> str:
             lines = e.log.read_text(encoding="utf-8", errors="replace").splitlines() or ["nothing"]
             return f"ended with code {code}, and its last line was: {lines[-1]}"
         row = make_row(e)
-        with (e.folder.parent / "lock").open("w") as lock:
-            with suppress(OSError):  # a disk without locks
-                fcntl.flock(lock, fcntl.LOCK_EX)  # another process may be writing the rows
-            if e.folder.name not in (rows := e.room.rows()):
-                replace_file(e.room.folder / "runs.csv", lambda part: write_rows([*rows.values(), row], part))
+        if e.folder.name not in (rows := e.room.rows()):
+            replace_file(e.room.folder / "runs.csv", lambda part: write_rows([*rows.values(), row], part))
     except (ValueError, OSError) as error:
         return str(error)
     for name in ("credit", "checkpoints"):
@@ -237,10 +232,9 @@ def apart(a: Group, b: Group, places: Callable[[Group], np.ndarray]) -> Estimate
     return t_estimate(*(np.trapezoid(curve, shared) / np.ptp(shared) for curve in curves))
 
 
-def difference(a: Group, b: Group, figure: str = "area") -> Estimate:
-    """A group minus another one in a figure, with Welch's interval."""
-    alike = figure != "area" or np.array_equal(measured(a), measured(b))
-    return t_estimate(a.values(figure), b.values(figure)) if alike else apart(a, b, measured)
+def difference(a: Group, b: Group) -> Estimate:
+    """The area of a group minus another one's, until the last step that both reached."""
+    return apart(a, b, measured)
 
 
 def make_table(title: str, note: str, columns: dict[str, dict[str, Estimate | str]],

@@ -108,9 +108,8 @@ def cell(e: Estimate, digits: int = 2) -> str:
 
 
 def read_cell(text: str) -> Estimate:
-    """The estimate that `cell` or `pm` wrote."""
-    value, *ends = map(float, re.findall(r"-?\d+\.\d+", text) or ["nan"])
-    return Estimate(value, value - ends[0], value + ends[0]) if "±" in text else Estimate(value, *ends)
+    """The estimate that `cell` wrote."""
+    return Estimate(*map(float, re.findall(r"-?\d+\.\d+", text) or ["nan"]))
 
 
 def read_table(file: Path, title: str) -> tuple[list[str], list[list[str]]]:

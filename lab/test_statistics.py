@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from lab.statistics import RESAMPLES, bootstrap, cell, correlate, holm, jackknife, read_cell, resampled, share, sums
-from plumbing.report import Estimate, pm
+from plumbing.report import Estimate
 
 
 def test_the_bootstrap_draws_whole_puzzles():
@@ -42,4 +42,3 @@ def test_cells_are_read_back():
     estimates = [Estimate(1, 0.5, 1.5), Estimate(1), Estimate(float("nan"))]
     assert [cell(e) for e in estimates] == ["1.00 (0.50 to 1.50)", "1.00", ""]
     assert [read_cell(cell(e)) for e in estimates] == [pytest.approx(e, nan_ok=True) for e in estimates]
-    assert read_cell(pm(-1, 0.25))[:3] == (-1, -1.25, -0.75)

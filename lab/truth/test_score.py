@@ -74,8 +74,8 @@ def test_the_command_scores_and_draws_the_credit(published, run_program, tmp_pat
     ("none", {"complete": np.array(False)}, "lacks some rollouts"),
     ("none", {"settings": np.array('{"model": "lost"}')}, "about the model lost, and there is no"),
     ("none", {"prompts": np.array(["[1, 2] -> 3"] * 256)}, "was it measured with --data?"),
-    *(("none", {"settings": np.array(f'{{"model": "{name}", "questions": 32, "seed": 0, "max_new_tokens": 9}}')}, said)
-      for name, said in (("math-tiny", "fewer tokens"), ("countdown-small", "other probabilities")))])
+    ("none", {"settings": np.array('{"model": "countdown-small", "questions": 32, "seed": 0, "max_new_tokens": 9}')},
+     "other probabilities")])
 def test_what_cannot_be_scored_is_one_sentence(words, fault, said, published, tmp_path, monkeypatch, refusal):
     """Guards against a traceback, and an untrained critic in place of one that is missing."""
     mine = replace(MITIGATIONS["none"], name="mine", function=lambda batch: batch.grades["letters"])

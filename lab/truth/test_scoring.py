@@ -66,17 +66,6 @@ def test_location_by_hand():
     assert tied[:3] == pytest.approx((4.6 / 22, 3 / 17, 1.6 / 5))
 
 
-def test_the_tenth_with_the_highest_entropy_by_hand():
-    """Guards against credit in place of entropy: its size is the advantage's, too. A tenth of six tokens is 0.6."""
-    halves = np.array([[0.5, 0.1], [0.2, 0.4], [-0.3, -0.1], [0.1, -0.2], [0.0, 0.3], [0.6, 0.2]])
-    truth = made_up(2, 1, 3) | {"a_star_halves": halves}  # squares 0.05, 0.08, 0.03, -0.02, 0, 0.12: 0.26 in sum
-    entropy, advantage = np.array([0.2, 0.9, 0.1, 0.3, 0.0, 0.7]), np.array([1.0] * 3 + [-2.0] * 3)
-    share = lambda x: ts.share_of_tenth(x, truth).value
-    assert share(entropy) == pytest.approx(0.6 * 0.08 / 0.26)
-    assert share(np.abs(advantage * entropy)) == pytest.approx(0.6 * 0.12 / 0.26)
-    assert share(np.where(entropy > 0.5, 1.0, entropy)) == pytest.approx(0.6 * (0.08 + 0.12) / 2 / 0.26)
-
-
 def test_the_cosine_is_of_summed_gradients():
     """Guards against a mean of the puzzles' cosines, and limits beyond 1."""
     rng, Q = np.random.default_rng(0), 5
