@@ -1,6 +1,7 @@
 """Is a credit function worth more than an afternoon? It ends in kill, undecided or try, at equal steps and equal cost.
 
     python -m lab.screen surprise --power 0.5        its name and flags, as for train.py --mitigation
+    python -m lab.screen surprise --tasks math       then on word problems, too, unless Countdown kills it
     python -m lab.screen                             trains what the box lacks, the runs that it is compared with
 
 After a step and a score it is trained as the box was, on fresh seeds, with a look after each from the third to the
@@ -11,6 +12,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,13 +24,14 @@ from plumbing.comparison import Group
 from plumbing.files import require
 from plumbing.flags import Arguments, changed, new_parser
 from plumbing.progress import clock, one_sentence
-from plumbing.report import Estimate, Figure, Table
+from plumbing.report import Estimate, Table, new_figure
 from plumbing.runs import read_metrics
 from settings import Settings
 from start import parse_flags
 
 RLOO = "none --advantage rloo"
-BOX = arms.Room(Path(__file__).parent, "--eval_every 10 --pass_at 0", range(bounds.BOX), {"RLOO": RLOO})
+TASKS = {"countdown": bounds.BOX, "math": 5, "latin": 5}  # and how many runs of RLOO the box has
+ROOM = arms.Room(Path(__file__).parent, "--eval_every 10 --pass_at 0", (), {})
 SCREEN = Path("runs/screen")
 AGAIN, CONTROL = range(2), 3  # the box's seeds that are trained here, too; seeds of the credit in random order
 FIXED = ("model", "task", "data", "eval_data", "out", "seed", "steps", "questions", "responses", "max_new_tokens",
@@ -36,10 +39,32 @@ FIXED = ("model", "task", "data", "eval_data", "out", "seed", "steps", "question
 AXES = {"equal steps": arms.difference, "equal cost": lambda own, box: arms.apart(own, box, arms.spent)}
 
 
-def looks(own: Group, box: Group, axis: str) -> list[Estimate]:
+class Lead(NamedTuple):
+    """How a function fares on one task and axis."""
+
+    task: str
+    axis: str
+    word: str
+    looks: list[Estimate]  # its lead over the box at each look
+    decided: int  # seeds at the look that decided, or at the last one
+    cost: float  # of its runs, over the box's
+    why: str = ""
+
+
+def on(task: str, words: str) -> str:
+    """A function and its flags, on a task."""
+    return words + f" --task {task}" * (task != Settings.task)
+
+
+def box(task: str) -> arms.Room:
+    """The runs of RLOO on a task."""
+    return ROOM._replace(seeds=range(TASKS[task]), arms={on(task, "RLOO"): on(task, RLOO)})
+
+
+def looks(own: Group, rloo: Group, axis: str) -> list[Estimate]:
     """The lead over the box of the seeds so far, at each look."""
     rows = list(own.rows.items())
-    return [AXES[axis](Group("", dict(rows[:n])), box) for n in range(bounds.FIRST, len(rows) + 1)]
+    return [AXES[axis](Group("", dict(rows[:n])), rloo) for n in range(bounds.FIRST, len(rows) + 1)]
 
 
 def word(leads: list[Estimate], below: float) -> tuple[str, int]:
@@ -60,7 +85,7 @@ def seeds_to_decide(e: Estimate, n: int, below: float) -> str:
 
 def trained(words: str, seeds: range, processes: int) -> Group:
     """The runs of a function with these seeds; what is missing is trained."""
-    room = BOX._replace(folder=SCREEN, seeds=seeds, arms={words: words})
+    room = ROOM._replace(folder=SCREEN, seeds=seeds, arms={words: words})
     arms.train(room, processes)
     return arms.read_groups(room)[words]
 
@@ -94,14 +119,17 @@ def first_step(found: Arguments, words: list[str], folder: Path) -> dict:
     return read_metrics(step)
 
 
-def compare(step: dict, again: Group, box: Group) -> str:
+def compare(step: dict, again: Group, rloo: Group) -> str:
     """What the first step and the box's first seeds say here, beside RLOO."""
-    norm, rloo = (x["grad_norm"][1] for x in (step, read_metrics(BOX.runs()[0].folder)))
-    clipped = ", and --max_grad_norm clips it" * bool(norm > Settings.max_grad_norm)
-    here = np.mean([row["area"] - box.rows[seed]["area"] for seed, row in again.rows.items()])
-    differs = ": this machine differs" * bool(abs(here) > 2 * box.values("area").std(ddof=1))
-    return (f"its first gradient is {norm / rloo:.2f} times as long as RLOO's{clipped}\n"
-            f"RLOO is {100 * here:+.1f} points from the box here{differs}")
+    first = read_metrics(Path(SCREEN, "none-advantage-rloo-seed0"))
+    longer = step["grad_norm"][1] / first["grad_norm"][1]
+    cost = np.divide(*(sum(weight * x[name][1] for name, weight in arms.COSTS.items()) for x in (step, first)))
+    clipped = step["grad_norm"][1] > Settings.max_grad_norm
+    advice = f", but --max_grad_norm clips: set it to {longer * Settings.max_grad_norm:.1f}" * bool(clipped)
+    here = np.mean([row["area"] - rloo.rows[seed]["area"] for seed, row in again.rows.items()])
+    differs = ": this machine differs" * bool(abs(here) > 2 * rloo.values("area").std(ddof=1))
+    return (f"its first step costs {cost:.2f} of RLOO's; its gradient is {longer:.2f} times as long: AdamW undoes "
+            f"that, at the same rate{advice}\nRLOO is {100 * here:+.1f} points from the box here{differs}")
 
 
 def control_words(found: Arguments) -> str:
@@ -109,70 +137,97 @@ def control_words(found: Arguments) -> str:
     method = MITIGATIONS[found.settings.mitigation]
     other = changed(found.settings, Settings(mitigation=method.name), found.hyper_parameters, method)
     of = ":".join([method.name, *(f"{name}={other.pop(name)}" for name in method.parameters if name in other)])
-    return shlex.join(["shuffled", "--of", of, *(f"--{name}={value}" for name, value in other.items())])
+    return " ".join(["shuffled --of", shlex.quote(of), *(f"--{name} {value}" for name, value in other.items())])
 
 
-def report(own: Group, box: Group, below: float, control: Estimate | None, note: str, folder: Path) -> Table:
-    """The words at equal steps and equal cost, with what they rest on, as tables.md and leads.png."""
-    rows, axes = [], Figure((6, 3)).subplots()
-    for i, axis in enumerate(AXES):
-        leads = looks(own, box, axis)
-        found, n = word(leads, below)
-        e, why = leads[n - bounds.FIRST], ""
+def judge(task: str, own: Group, rloo: Group, below: float, control: Estimate | None = None) -> list[Lead]:
+    """The words of a function on a task, at equal steps and at equal cost."""
+    leads = []
+    for axis in AXES:
+        seen = looks(own, rloo, axis)
+        (found, n), why = word(seen, below), ""
         if found == "try" and control and not (control.value > 0 and control.p / 2 < bounds.ERROR):
             found, why = "undecided", "not shown to be ahead of its credit in random order"
         elif found == "undecided":
-            why = seeds_to_decide(e, n, below)
-        rows.append([axis, found, f"{n}", points(e), f"{arms.spent(own)[-1] / arms.spent(box)[-1]:.2f}", why])
-        value, low, high, _ = 100 * np.array(leads).T
-        axes.errorbar(np.arange(len(leads)) + bounds.FIRST + i / 9, value, (value - low, high - value), fmt="o",
-                      label=f"{axis}: {found}")
-    axes.set(xlabel="seeds", ylabel="points above RLOO", title=own.label)
-    axes.legend()
-    axes.figure.savefig(folder / "leads.png")
-    note += f" Over its credit in random order: {points(control)}." if control else ""
-    table = Table(own.label, note, ["at", "word", "seeds", "lead", "cost", ""], rows)
+            why = seeds_to_decide(seen[-1], n, below)
+        leads.append(Lead(task, axis, found, seen, n, arms.spent(own)[-1] / arms.spent(rloo)[-1], why))
+    return leads
+
+
+def on_task(task: str, words: str, control: str, error: float, seed: int, processes: int) -> list[Lead]:
+    """The words on a task, with training, from a first seed on. error: the probability of any try on it that errs."""
+    done = [e.seed for e in box(task).runs() if e.folder.name in box(task).rows()]
+    require(len(done) >= arms.LEAST, f"the box has no runs of RLOO on {task} yet: python -m lab.screen trains them")
+    rloo = arms.read_groups(box(task)._replace(seeds=done))[on(task, "RLOO")]
+    below = bounds.level(error / len(AXES), len(done))
+    for n in (*range(bounds.FIRST, bounds.LAST, processes), bounds.LAST):
+        own = trained(on(task, words), range(seed, seed + n), processes)
+        leads = judge(task, own, rloo, below)
+        said = ", ".join(f"{e.word} at {e.axis}" for e in leads)
+        print(f"{task}, after {n} seeds: {said}; a try needs p below {below:.5f}", flush=True)
+        if "undecided" not in (e.word for e in leads):
+            break
+    if "try" not in (e.word for e in leads):
+        return leads
+    ahead = arms.difference(own, trained(on(task, control), range(seed, seed + CONTROL), processes))
+    print(f"{task}, over its credit in random order: {points(ahead)} points", flush=True)
+    return judge(task, own, rloo, below, ahead)
+
+
+def report(title: str, leads: list[Lead], note: str, folder: Path) -> str:
+    """What the words rest on, as tables.md and leads.png; returns the words."""
+    killed = dict.fromkeys(e.task for e in leads[len(AXES):] if e.word == "kill")
+    rows = [[e.task, e.axis, e.word, f"{e.decided}", points(e.looks[e.decided - bounds.FIRST]), f"{e.cost:.2f}", e.why]
+            for e in leads]
+    figure, axes = new_figure(len(leads) // 2, 3, sharey=True)
+    for i, e in enumerate(leads):
+        value, low, high, _ = 100 * np.array(e.looks).T
+        axes[i // 2].errorbar(np.arange(len(value)) + bounds.FIRST + i % 2 / 9, value, (value - low, high - value),
+                              fmt="o", label=f"{e.axis}: {e.word}")
+        axes[i // 2].set(xlabel="seeds", title=f"{title}, {e.task}")
+        axes[i // 2].legend()
+    axes[0].set_ylabel("points above RLOO, 95%")
+    figure.savefig(folder / "leads.png")
+    in_all = ", ".join(f"{e.word} at {e.axis}" for e in leads[:len(AXES)]) + "".join(f"; kill on {x}" for x in killed)
+    table = Table(title, f"In all: {in_all}. {note}", ["task", "at", "word", "seeds", "lead", "cost", ""], rows)
     (folder / "tables.md").write_text(str(table), encoding="utf-8")
-    return table
+    return f"{table}\nin all: {in_all}\nwrote {folder}/tables.md and leads.png"
 
 
-def screen(words: list[str], seed: int, processes: int) -> None:
+def screen(words: list[str], tasks: list[str], seed: int, processes: int) -> None:
     """All stages of one function."""
     folder = SCREEN / "-".join(text.lstrip("-") for text in words)
-    found, done = check(words, folder), [e.seed for e in BOX.runs() if e.folder.name in BOX.rows()]
-    box, tried = arms.read_groups(BOX._replace(seeds=done))["RLOO"], len(list(SCREEN.glob("*/function.txt")))
-    below = bounds.level(bounds.ERROR / len(AXES) / tried, len(done))
+    found, tried = check(words, folder), len(list(SCREEN.glob("*/function.txt")))
     step = first_step(found, words, folder)
     each = 125 * step["seconds"][1] / processes  # a hundred steps, and a quarter for evaluation
     print(f"{bounds.FIRST} to {bounds.LAST} runs of it, first {len(AGAIN)} of RLOO, for a try {CONTROL} of a control: "
-          f"{clock(bounds.FIRST * each)} to {clock((len(AGAIN) + bounds.LAST + CONTROL) * each)}", flush=True)
-    print(compare(step, trained(RLOO, AGAIN, processes), box), flush=True)
-    for n in (*range(bounds.FIRST, bounds.LAST, processes), bounds.LAST):
-        own = trained(shlex.join(words), range(seed, seed + n), processes)
-        by_axis = {axis: word(looks(own, box, axis), below)[0] for axis in AXES}
-        print(f"after {n} seeds, at {', at '.join(f'{axis}: {found}' for axis, found in by_axis.items())}", flush=True)
-        if "undecided" not in by_axis.values():
+          f"{clock(bounds.FIRST * each)} to {clock((len(AGAIN) + bounds.LAST + CONTROL) * each)} on each task")
+    print(compare(step, trained(RLOO, AGAIN, processes), arms.read_groups(box(Settings.task))["RLOO"]), flush=True)
+    error, leads = bounds.ERROR / tried / (1 + len(tasks)), []
+    note = (f"Lead over runs of RLOO in success averaged over training, in points, ± half of a 95% interval without "
+            f"regard to the looks; cost of a run, RLOO's = 1. Tried here: {tried}. One that is no better is ever a "
+            f"try on a task with a chance of {error:.1%} at most.")
+    for task in (Settings.task, *tasks):
+        leads += on_task(task, shlex.join(words), control_words(found), error, seed, processes)
+        print(report(" ".join(words), leads, note, folder), flush=True)
+        if all(e.word == "kill" for e in leads):
             break
-    control = None
-    if "try" in by_axis.values():
-        control = arms.difference(own, trained(control_words(found), range(seed, seed + CONTROL), processes))
-    note = (f"Lead over {len(done)} runs of RLOO in success averaged over training, in points, ± half of a 95% "
-            f"interval without regard to the looks; cost of a run, RLOO's = 1. A try has p below {below:.5f}. Tried "
-            f"here: {tried}. One that is no better is ever a try with a chance of {bounds.ERROR / tried:.1%} at most.")
-    print(f"{report(own, box, below, control, note, folder)}\nwrote {folder}/tables.md and leads.png")
 
 
 @one_sentence("stopped; the same command resumes from here")
 def main() -> None:
     """Screen the function that the command line names."""
     parser = new_parser(usage="python -m lab.screen FUNCTION [--flag value ...]", description=__doc__)
+    parser.add_argument("--tasks", default="", help="further tasks, such as math,latin")
     parser.add_argument("--seed", type=int, default=20, help="its first seed (default 20)")
     parser.add_argument("--processes", type=int, default=1, help="runs at a time (default 1)")
     args, words = parser.parse_known_args()
+    tasks = args.tasks.split(",") if args.tasks else []
+    require(set(tasks) < set(TASKS), f"--tasks {args.tasks}: the box has {', '.join(TASKS)}")
     if words:
-        return screen(words, args.seed, args.processes)
-    arms.train(BOX, args.processes)
-    arms.write_tables(BOX)
+        return screen(words, tasks, args.seed, args.processes)
+    for task in TASKS:
+        arms.train(box(task), args.processes)
 
 
 if __name__ == "__main__":

@@ -12,20 +12,21 @@ from plumbing.report import Estimate, t_estimate
 from tests.fixtures import refused
 
 HALF = "outcome_conditional --think_discount 0.25 --advantage rloo"
-CONTROL = "shuffled --of outcome_conditional:think_discount=0.25 --advantage=rloo"
+CONTROL = "shuffled --of outcome_conditional:think_discount=0.25 --advantage rloo"
 
 
 @pytest.fixture
 def screened(tmp_path, monkeypatch, run_program):
     """A function that screens HALF, where each arm's mean and cost are made up; returns the rows of its table."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(program, "BOX", program.BOX._replace(folder=tmp_path))
+    monkeypatch.setattr(program, "ROOM", program.ROOM._replace(folder=tmp_path))
     monkeypatch.setattr(program, "run", lambda *words: "score")
+    monkeypatch.setattr(bounds, "level", lambda error, runs: error / 10)  # close to it, and seconds faster
     monkeypatch.setattr(program, "read_metrics", lambda folder: dict.fromkeys(
         ("grad_norm", "seconds", *arms.COSTS), [0, 2.0 if folder.name == "step" else 1.0]))
 
-    def screen(means, costs=(1, 1)):
-        """The table's rows of a screen with these means and costs."""
+    def screen(means, costs=(1, 1), tasks=""):
+        """The words, by task and axis, of a screen with these means and costs; and what was trained."""
         def train(room, processes):
             """Rows instead of runs."""
             rows = room.rows()
@@ -33,13 +34,13 @@ def screened(tmp_path, monkeypatch, run_program):
                 area = means.get(room.arms[e.arm], 0.5) + 0.01 * np.random.default_rng(e.seed).normal()
                 rows.setdefault(e.folder.name, {"run": e.folder.name, "version": 3, "arm": e.arm, "command": e.command,
                                 "seconds": 1, "area": area, "curve": f"0:0.3 50:{area} 100:{2 * area - 0.3}",
-                                "spent": f"0:0 50:{50 * costs[e.arm == HALF]} 100:{100 * costs[e.arm == HALF]}"})
+                                "spent": f"0:0 50:{50 * costs[e.arm.startswith(HALF)]} 100:{100 * costs[e.arm.startswith(HALF)]}"})
             arms.write_rows(list(rows.values()), room.folder / "runs.csv")
         monkeypatch.setattr(arms, "train", train)
         run_program(program)
-        run_program(program, *HALF.split(), "--processes", 2)
+        run_program(program, *HALF.split(), "--processes", 2, "--tasks", tasks)
         _, rows = read_table(program.SCREEN / HALF.replace(" --", "-").replace(" ", "-") / "tables.md", HALF)
-        return {row[0]: (row[1], int(row[2])) for row in rows}, arms.Room(program.SCREEN, "", (), {}).rows()
+        return {tuple(row[:2]): (row[2], int(row[3])) for row in rows}, arms.Room(program.SCREEN, "", (), {}).rows()
     return screen
 
 
@@ -49,14 +50,27 @@ def screened(tmp_path, monkeypatch, run_program):
 def test_words(screened, capsys, mean, control, costs, steps, cost, controls):
     """Guards against a lead of more cost at equal cost, a try without its control, and controls of what is killed."""
     found, rows = screened({HALF: mean, CONTROL: control}, costs)
-    assert found == {"equal steps": steps, "equal cost": cost}
+    assert found == {("countdown", "equal steps"): steps, ("countdown", "equal cost"): cost}
     assert sum(row["arm"] == CONTROL for row in rows.values()) == controls
-    assert "gradient is 2.00 times as long as RLOO's, and --max_grad_norm" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "step costs 2.00 of RLOO's; its gradient is 2.00 times as long" in said
+    assert f"in all: {steps[0]} at equal steps, {cost[0]} at equal cost" in said and "clips: set it to 2.0" in said
+
+
+@pytest.mark.parametrize("mean, on_math, found", [(0.6, 0.4, "kill"), (0.6, 0.7, "try"), (0.4, 0.7, None)])
+def test_further_tasks(screened, capsys, mean, on_math, found):
+    """Guards against another task's rows, work on what Countdown killed, and a task that kills without being named."""
+    math = f"{HALF} --task math"
+    words, rows = screened({HALF: mean, CONTROL: 0.4, math: on_math, f"{CONTROL} --task math": 0.4}, tasks="math")
+    assert words.get(("math", "equal steps"), (None,))[0] == words.get(("math", "equal cost"), (None,))[0] == found
+    assert sum(row["arm"] == math for row in rows.values()) == 3 * bool(found)
+    assert ("; kill on math\n" in capsys.readouterr().out) == (found == "kill")
 
 
 def test_what_cannot_be_screened_is_refused_in_one_sentence(screened, run_program):
     """Guards against runs that differ in more than the function, and rows of a function that was changed since."""
-    for words, said in (("surpise", "no credit function surpise"), ("none --steps 3", "--steps would differ from")):
+    for words, said in (("surpise", "no credit function surpise"), ("none --steps 3", "--steps would differ from"),
+                        ("none --tasks maths", "the box has countdown, math, latin")):
         assert said in refused(run_program, program, *words.split())
     screened({HALF: 0.4})
     next(program.SCREEN.glob("*/function.txt")).write_text("another")
