@@ -29,7 +29,8 @@ from plumbing.report import Table
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"<!-- (lab/\S+\.md) \| ([^|>]+?) \| ([^|>]+?)(?: \| ([^>]+?))? -->\n"
                    r"(?:(?!<!-- lab/).)*?<!-- end -->", re.DOTALL)
-ORIGINS = {"(ours)": "Ours", "original work)": "The original work's", "Strategy": "The original work's"}
+ORIGINS = {r"\(ours()\)": "ours", r"Strategy( \d)": "the original's, strategy", r"original work()\)": "the original's",
+           r"(\d{4}\.\d{5})": "published, "}  # by a mark in the docstring
 FINDING = re.compile(r"#![^\n]+\n# in short \((?P<group>\w+)\): (?P<short>.+?)\n# guessed: .+?\n# seen: .+?\n"
                      r"# with: (?P<packages>.+?)\n(?!# )", re.DOTALL)
 LIST = re.compile(r"<!-- (\w+) -->\n.*?<!-- end -->", re.DOTALL)
@@ -52,19 +53,26 @@ def names_of(row: list[str]) -> set[str]:
     return {row[0], ", ".join(row[:2])}
 
 
+def overview(match: re.Match) -> str:
+    """The table of all credit functions that opens docs/methods.md: whose each is, and what a run must provide."""
+    lines = [f"<!-- {match[1]} -->", "| method | credit | whose | needs |", "|---|---|---|---|"]
+    for name, method in MITIGATIONS.items():
+        formula = method.summary.partition(": ")[0].removeprefix("credit = ").replace("|", "\\|")
+        marks = ((words, re.search(mark, method.function.__doc__ or "")) for mark, words in ORIGINS.items())
+        whose = next((words + mark[1] for words, mark in marks if mark), "not said")
+        needs = ", ".join(f"`{need}`" for need in required(method, {}))
+        lines.append(f"| [{name}](#{name}) | `{formula}` | {whose} | {needs} |")
+    return "\n".join([*lines, "<!-- end -->"])
+
+
 def describe(method: CreditFunction) -> str:
     """The section of docs/methods.md about one credit function."""
     kind = "A reweighting" if method.is_reweighting else "Credit of its own"
-    models = {"critic": "the critic", "process_critic": "the process critic", "importance": "the importance head",
-              "reference": "the reference model"}
-    named = [models.get(need, f"a task with `{need}`") for need in required(method, {})]
-    document = inspect.getdoc(method.function) or ""
-    origin = next((words for mark, words in ORIGINS.items() if mark in document), "Published")
-    needs = f", which needs {' and '.join(named)}" if named else ""
     flags = f" Flags: {', '.join(f'`--{name} {value}`' for name, value in method.parameters.items())}."
+    document = inspect.getdoc(method.function) or ""
     body = re.sub(r"\blab/[\w/]+\.(?:md|py)", r"[\g<0>](../\g<0>)", "\n" + document.partition("\n\n")[2])
     formula, _, why = re.sub(r" \([a-z ]+\)\.$", ".", method.summary).partition(": ")
-    return (f"## {method.name}\n\n`{formula}`\n\n{why[:1].upper()}{why[1:]} *{origin}. {kind}{needs}.*"
+    return (f"## {method.name}\n\n`{formula}`\n\n{why[:1].upper()}{why[1:]} *{kind}.*"
             f"{flags * bool(method.parameters)}\n{body}\n".rstrip() + "\n")
 
 
@@ -73,8 +81,7 @@ def findings(page: str) -> str:
     lists = {group: "" for group in LIST.findall(page)}
     for script in sorted((ROOT / "findings").glob("*.sh")):
         found = FINDING.match(script.read_text(encoding="utf-8"))
-        require(found and found["group"] in lists, f"{script} does not begin with what it shows in short, in brackets "
-                f"one of {', '.join(lists)}, then what was guessed, what is seen, and the versions")
+        require(found and found["group"] in lists, f"{script} does not begin as the others do, with a group's name")
         package, short = found["packages"].split(",")[0], found["short"].replace("\n# ", " ")
         lists[found["group"]] += f"- [{script.stem}]({script.name}), {package}: {short}\n"
     return LIST.sub(lambda match: f"<!-- {match[1]} -->\n{lists[match[1]]}<!-- end -->", page)
@@ -93,7 +100,7 @@ def main() -> None:
     index = ROOT / "docs" / "methods.md"
     before, _, rest = pages[index].partition("## none\n")
     _, closing, after = rest.partition("\n## What does not fit\n")
-    pages[index] = before + "\n".join(map(describe, MITIGATIONS.values())) + closing + after
+    pages[index] = LIST.sub(overview, before) + "\n".join(map(describe, MITIGATIONS.values())) + closing + after
     index = ROOT / "findings" / "README.md"
     pages[index] = findings(index.read_text(encoding="utf-8"))
     for page, text in pages.items():

@@ -87,10 +87,10 @@ def expert_iteration(batch: TokenBatch) -> Tensor:
 
 @token_credit(from_advantage=True)
 def share(batch: TokenBatch) -> Tensor:
-    """credit = A n / kept on `kept` random responses, else 0: as many as are right, a control (ours).
+    """credit = A n / kept on random responses, else 0: as many as are right, a control (ours).
 
-    Of the n responses whose A is not 0, a random `kept` are trained on: as many as are right in the step, at most n. So
-    an update costs about what one of `expert_iteration` does. With --advantage rloo the expected update is RLOO's,
+    Of the n responses whose A is not 0, `kept` are trained on: as many as are right in the step, at most n. So an
+    update costs about what one of `expert_iteration` does. With --advantage rloo the expected update is RLOO's,
     except in a step without a right response. Such a step teaches nothing: a policy that solves nothing stays as it is.
     """
     candidates = batch.advantage.nonzero()[:, 0]  # (n,)
