@@ -31,8 +31,8 @@ from start import parse_flags
 
 RLOO = "none --advantage rloo"
 TASKS = {"countdown": bounds.BOX, "math": 5, "latin": 5}  # and how many runs of RLOO the box has
-ROOM = arms.Room(Path(__file__).parent, "--eval_every 10 --pass_at 0", (), {})
-SCREEN = Path("runs/screen")
+BOX = arms.Room(Path(__file__).parent, "--eval_every 10 --pass_at 0", (), {})
+ROOM = arms.Room(Path("runs/screen"), "--eval_every 20 --pass_at 0", (), {})  # least noise per second: README.md
 AGAIN, CONTROL = range(2), 3  # the box's seeds that are trained here, too; seeds of the credit in random order
 FIXED = ("model", "task", "data", "eval_data", "out", "seed", "steps", "questions", "responses", "max_new_tokens",
          "temperature", "normalize", "eval_every", "eval_problems", "eval_greedy", "pass_at")
@@ -58,7 +58,7 @@ def on(task: str, words: str) -> str:
 
 def box(task: str) -> arms.Room:
     """The runs of RLOO on a task."""
-    return ROOM._replace(seeds=range(TASKS[task]), arms={on(task, "RLOO"): on(task, RLOO)})
+    return BOX._replace(seeds=range(TASKS[task]), arms={on(task, "RLOO"): on(task, RLOO)})
 
 
 def looks(own: Group, rloo: Group, axis: str) -> list[Estimate]:
@@ -85,7 +85,7 @@ def seeds_to_decide(e: Estimate, n: int, below: float) -> str:
 
 def trained(words: str, seeds: range, processes: int) -> Group:
     """The runs of a function with these seeds; what is missing is trained."""
-    room = ROOM._replace(folder=SCREEN, seeds=seeds, arms={words: words})
+    room = ROOM._replace(seeds=seeds, arms={words: words})
     arms.train(room, processes)
     return arms.read_groups(room)[words]
 
@@ -97,7 +97,7 @@ def check(words: list[str], folder: Path) -> Arguments:
     require(not other, f"{', '.join(other)} would differ from the runs of RLOO that it is compared with")
     source, file = inspect.getsource(MITIGATIONS[words[0]].function), folder / "function.txt"
     require(not file.is_file() or file.read_text(encoding="utf-8") == source, f"{words[0]} was changed since its runs: "
-            f"give it another name, or remove {folder}*, and its rows from {SCREEN}/runs.csv")
+            f"give it another name, or remove {folder}*, and its rows from {ROOM.folder}/runs.csv")
     folder.mkdir(parents=True, exist_ok=True)
     file.write_text(source, encoding="utf-8")
     return found
@@ -121,12 +121,12 @@ def first_step(found: Arguments, words: list[str], folder: Path) -> dict:
 
 def compare(step: dict, again: Group, rloo: Group) -> str:
     """What the first step and the box's first seeds say here, beside RLOO."""
-    first = read_metrics(Path(SCREEN, "none-advantage-rloo-seed0"))
+    first = read_metrics(Path(ROOM.folder, "none-advantage-rloo-seed0"))
     longer = step["grad_norm"][1] / first["grad_norm"][1]
     cost = np.divide(*(sum(weight * x[name][1] for name, weight in arms.COSTS.items()) for x in (step, first)))
     clipped = step["grad_norm"][1] > Settings.max_grad_norm
     advice = f", but --max_grad_norm clips: set it to {longer * Settings.max_grad_norm:.1f}" * bool(clipped)
-    here = np.mean([row["area"] - rloo.rows[seed]["area"] for seed, row in again.rows.items()])
+    here = arms.difference(again, Group("", {seed: rloo.rows[seed] for seed in again.rows})).value
     differs = ": this machine differs" * bool(abs(here) > 2 * rloo.values("area").std(ddof=1))
     return (f"its first step costs {cost:.2f} of RLOO's; its gradient is {longer:.2f} times as long: AdamW undoes "
             f"that, at the same rate{advice}\nRLOO is {100 * here:+.1f} points from the box here{differs}")
@@ -196,8 +196,8 @@ def report(title: str, leads: list[Lead], note: str, folder: Path) -> str:
 
 def screen(words: list[str], tasks: list[str], seed: int, processes: int) -> None:
     """All stages of one function."""
-    folder = SCREEN / "-".join(text.lstrip("-") for text in words)
-    found, tried = check(words, folder), len(list(SCREEN.glob("*/function.txt")))
+    folder = ROOM.folder / "-".join(text.lstrip("-") for text in words)
+    found, tried = check(words, folder), len(list(ROOM.folder.glob("*/function.txt")))
     step = first_step(found, words, folder)
     each = 125 * step["seconds"][1] / processes  # a hundred steps, and a quarter for evaluation
     print(f"{bounds.FIRST} to {bounds.LAST} runs of it, first {len(AGAIN)} of RLOO, for a try {CONTROL} of a control: "

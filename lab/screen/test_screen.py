@@ -19,7 +19,7 @@ CONTROL = "shuffled --of outcome_conditional:think_discount=0.25 --advantage rlo
 def screened(tmp_path, monkeypatch, run_program):
     """A function that screens HALF, where each arm's mean and cost are made up; returns the rows of its table."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(program, "ROOM", program.ROOM._replace(folder=tmp_path))
+    monkeypatch.setattr(program, "BOX", program.BOX._replace(folder=tmp_path))
     monkeypatch.setattr(program, "run", lambda *words: "score")
     monkeypatch.setattr(bounds, "level", lambda error, runs: error / 10)  # close to it, and seconds faster
     monkeypatch.setattr(program, "read_metrics", lambda folder: dict.fromkeys(
@@ -39,8 +39,8 @@ def screened(tmp_path, monkeypatch, run_program):
         monkeypatch.setattr(arms, "train", train)
         run_program(program)
         run_program(program, *HALF.split(), "--processes", 2, "--tasks", tasks)
-        _, rows = read_table(program.SCREEN / HALF.replace(" --", "-").replace(" ", "-") / "tables.md", HALF)
-        return {tuple(row[:2]): (row[2], int(row[3])) for row in rows}, arms.Room(program.SCREEN, "", (), {}).rows()
+        _, rows = read_table(program.ROOM.folder / HALF.replace(" --", "-").replace(" ", "-") / "tables.md", HALF)
+        return {tuple(row[:2]): (row[2], int(row[3])) for row in rows}, arms.Room(program.ROOM.folder, "", (), {}).rows()
     return screen
 
 
@@ -73,7 +73,7 @@ def test_what_cannot_be_screened_is_refused_in_one_sentence(screened, run_progra
                         ("none --tasks maths", "the box has countdown, math, latin")):
         assert said in refused(run_program, program, *words.split())
     screened({HALF: 0.4})
-    next(program.SCREEN.glob("*/function.txt")).write_text("another")
+    next(program.ROOM.folder.glob("*/function.txt")).write_text("another")
     assert "outcome_conditional was changed since its runs" in refused(screened, {})
 
 
