@@ -104,9 +104,10 @@ def check(words: list[str], folder: Path) -> Arguments:
 
 
 def run(*words: str) -> str:
-    """The output of a program; exits with its last sentence where it fails."""
+    """The output of a program; exits with its last sentence where it fails, and the command that says more."""
     done = subprocess.run([sys.executable, *words], capture_output=True, text=True)
-    require(not done.returncode, (done.stderr.strip() or "it said nothing").splitlines()[-1].removeprefix("error: "))
+    require(not done.returncode, (done.stderr.strip() or "it said nothing").splitlines()[-1].removeprefix("error: ")
+            + f" (from: python {shlex.join(words)})")
     return done.stdout
 
 
