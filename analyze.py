@@ -9,8 +9,7 @@ Two measures say what each of the N tokens of a run receives:
                                             sign of the credit
 Unlike in the original work, intervals are clustered by puzzle, because responses to one are compared with each other.
 """
-import base64
-import json
+import math
 import re
 import textwrap
 from pathlib import Path
@@ -20,23 +19,21 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from plumbing import report
-from plumbing.comparison import NO_DIFFERENCE, Group, Run, comparison_warnings, group_runs, labels, run_method, unmoved
+from plumbing.comparison import Group, Run, comparison_warnings, group_runs, run_method
 from plumbing.files import read_json
 from plumbing.flags import new_parser
 from plumbing.metrics import COLUMNS, own_columns, share_interval, share_text
 from plumbing.progress import fail, follow, one_sentence
 from plumbing.report import PALETTE, Estimate, Table, pm, ratio, t_estimate
-from plumbing.runs import heldout, is_finished, read_config, read_credit, read_metrics
+from plumbing.runs import heldout, read_config, read_credit, read_metrics
 from plumbing.tokenizer import Tokenizer
+from plumbing.tokens_page import write_page
 from tasks.text import FILLER, REASONING, ROLES
 
 MEASURES = ("contribution", "gradient")
 LEARNED = {"reward": 3, "success": 3, "format": 2, "length": 1, "entropy": 3, "grad_norm": 3, "zero_variance_groups": 0}
-CREDITED = ("tokens", "share", *(f"abs({measure})" for measure in MEASURES), *MEASURES, "log p", "entropy",
-            "contribution: deviation", "range")  # columns; those of LEARNED with decimals
 SIZES = [f"{measure}, {of}" for measure in MEASURES for of in ("filler size", "reasoning size", "filler / reasoning")]
 CONTROLS = ("random", "inverted", "shuffled", "share")  # of methods/controls.py: there to compare with, not to use
-PAGE_TOKENS = 2**20  # about so many are in tokens.html, of 12 bytes or more: of a longer run every second step, ...
 
 
 def method_name(label: str) -> str:
@@ -107,46 +104,53 @@ def sizes_by_type(log: dict, measure: str) -> tuple[float, float, float]:
     return filler, reasoning, ratio(filler, reasoning)
 
 
-def credit_row(name: str, log: dict, chosen: np.ndarray) -> list[str]:
-    """Some tokens (N,) bool as a row under CREDITED."""
-    if not chosen.any():
-        return [name, "0", "0.0%", *[""] * (len(CREDITED) - 2)]
-    c = log["contribution"][chosen]
-    return [name, f"{chosen.sum():,}", f"{chosen.mean():.1%}", *(pm(*mean_size(log, chosen, m)) for m in MEASURES),
-            *(pm(log[column][chosen].mean(), np.nan, 4) for column in (*MEASURES, "logprob", "entropy")),
-            pm(c.std(), np.nan), f"{pm(c.min(), np.nan, 1)} to {pm(c.max(), np.nan, 1)}"]
+CREDITED = {  # a column's heading, and its cell for the tokens `at` (N,) bool of a log
+    "abs(contribution)": lambda log, at: pm(*mean_size(log, at, "contribution")),
+    "abs(gradient)": lambda log, at: pm(*mean_size(log, at, "gradient")),
+    "contribution": lambda log, at: pm(log["contribution"][at].mean(), np.nan, 4),
+    "gradient": lambda log, at: pm(log["gradient"][at].mean(), np.nan, 4),
+    "log p": lambda log, at: pm(log["logprob"][at].mean(), np.nan, 4),
+    "entropy": lambda log, at: pm(log["entropy"][at].mean(), np.nan, 4),
+    "contribution: deviation": lambda log, at: pm(log["contribution"][at].std(), np.nan),
+    "range": lambda log, at: " to ".join(pm(end(log["contribution"][at]), np.nan, 1) for end in (np.min, np.max))}
 
 
-def credit_tables(log: dict, tokenizer: Tokenizer | None) -> list[Table]:
-    """Where the credit went: to which types of tokens, responses, parts of a response and, with a tokenizer, tokens."""
+def credit_tables(log: dict, tokenizer: Tokenizer) -> list[Table]:
+    """Where the credit went: to which types of tokens, responses, parts of a response, and tokens."""
     roles = [(name, log["role"] == role) for role, name in enumerate(ROLES)]
     types = [("all", log["length"] > 0), *roles]
     signs = [(f"advantage {name}", np.sign(log["advantage"]) == x) for name, x in (("> 0", 1), ("< 0", -1), ("0", 0))]
     fifths = [(f"{where}, {name}", part & chosen) for where, part in position_bins(log, 5) for name, chosen in roles]
-    t = np.abs(report.t_statistics(log["contribution"], log["position"]))  # (positions,)
-    early = report.early_over_late(log["advantage"] * log["logprob"], log["position"])  # without the method's weight
+    tables = [("Where credit went", credit_note(log), [*types, *signs, *position_bins(log, 10)]),
+              ("Types by position", "Each fifth of a response by type.", fifths),
+              ("Tokens", "Of each type those with the largest sum of abs(gradient).", top_tokens(log, tokenizer))]
+    cells = lambda at: [cell(log, at) if at.any() else "" for cell in CREDITED.values()]
+    found = [Table(title, note, ["", "tokens", "share", *CREDITED],
+                   [[name, f"{at.sum():,}", f"{at.mean():.1%}", *cells(at)] for name, at in rows])
+             for title, note, rows in tables]
+    own = [[name, *(own_cell(log, at, name) for _, at in types)] for name in own_columns(log)]
+    note = "What the credit function put into batch.log: means ± half of their 95% intervals by puzzles."
+    return found + [Table("Your own numbers", note, ["", "all", *ROLES], own)] * bool(own)
+
+
+def credit_note(log: dict) -> str:
+    """What stands above the table of where credit went."""
     note = f"{log['response_id'][-1] + 1:,} responses. abs: mean absolute value ± half of its 95% interval by puzzles."
     if np.isfinite(found := [sizes_by_type(log, measure)[2] for measure in MEASURES]).all():
         note += " Filler / reasoning: {:.2f} by contribution, {:.2f} by gradient.".format(*found)
+    early = report.early_over_late(log["advantage"] * log["logprob"], log["position"])  # without the method's weight
     if np.isfinite(early):
         note += f" abs(advantage · log p), early / late by position as the original counted: {early:.2f}."
+    t = np.abs(report.t_statistics(log["contribution"], log["position"]))  # (positions,)
     if len(t):
         note += (f" t of the mean contribution at {len(t)} positions, with {report.MIN_RESPONSES} responses or more: "
                  f"beyond 3 at {np.mean(t > 3):.1%}, within 1.5 at {np.mean(t < 1.5):.1%}; mean abs(t) {t.mean():.2f}.")
-    parts = {("Where credit went", note): [*types, *signs, *position_bins(log, 10)],
-             ("Types by position", "Each fifth of a response by type."): fifths}
-    if tokenizer:
-        parts["Tokens", "Of each type those with the largest sum of abs(gradient)."] = top_tokens(log, tokenizer)
-    tables = [Table(*about, ["", *CREDITED], [credit_row(name, log, chosen) for name, chosen in rows])
-              for about, rows in parts.items()]
-    own = [[name, *(own_cell(log, chosen, name) for _, chosen in types)] for name in own_columns(log)]
-    note = "What the credit function put into batch.log: means ± half of their 95% intervals by puzzles."
-    return tables + [Table("Your own numbers", note, ["", "all", *ROLES], own)] * bool(own)
+    return note
 
 
-def own_cell(log: dict, chosen: np.ndarray, name: str) -> str:
+def own_cell(log: dict, at: np.ndarray, name: str) -> str:
     """The mean of a number of batch.log over some tokens (N,) bool, of any size, and half of its interval."""
-    found = report.clustered_mean(log[name][chosen], log["puzzle"][chosen])
+    found = report.clustered_mean(log[name][at], log["puzzle"][at])
     return " ± ".join(f"{x:.{digits}g}" for x, digits in zip(found, (3, 2)) if np.isfinite(x))
 
 
@@ -181,60 +185,6 @@ def draw_credit(log: dict, file: Path) -> None:
         axis.xaxis.set_major_formatter("{x:.0%}")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=3)
     figure.savefig(file)
-
-
-def add_replies(log: dict) -> dict[str, np.ndarray]:
-    """The columns of tokens.html with the tokens of replies where they came, whose other columns are NaN."""
-    facts = ("credit", "logprob", "logit_grad", "entropy", *own_columns(log))
-    shown = {name: log[name] for name in ("token", "response_id", *facts)}
-    if "turn" not in log:
-        return shown
-    said = {"token": log["reply_token"], "response_id": log["reply_response"]}
-    place = np.flatnonzero(log["position"] == 0)[log["reply_response"]] + log["reply_position"]  # the next token's row
-    return {name: np.insert(column, place, said.get(name, np.nan)) for name, column in shown.items()}
-
-
-def describe(log: dict, row: int) -> str:
-    """The response that begins in a row: its step, reward, credit and puzzle."""
-    credit = log["credit"][row : row + log["length"][row]]
-    ends = dict.fromkeys((f"{credit.min():+.3g}", f"{credit.max():+.3g}"))  # one where all tokens have the same
-    puzzle, reward = log["puzzle_text"][log["puzzle"][row]], log["reward"][row]
-    return f"Step {log['step'][row]}, reward {reward:.2f}, credit {' to '.join(ends)}. Puzzle: {puzzle}"
-
-
-def kinds_of(log: dict, first: np.ndarray, tokenizer: Tokenizer) -> list[list[str]]:
-    """What tokens.html can filter the R responses by, whose rows begin at first (R,): right or wrong, where the log
-    says it; cut off within a turn; in a silent group, whose rewards are equal."""
-    reward, puzzle = log["reward"][first], log["puzzle"][first]  # (R,) each
-    differs = reward != reward[np.unique(puzzle, return_index=True)[1]][puzzle]  # (R,) from the first of its group
-    silent = (np.bincount(puzzle, differs) == 0)[puzzle]  # (R,)
-    cut = ~np.isin(log["token"][first + log["length"][first] - 1], tokenizer.end_tokens)  # (R,)
-    success = log.get("response_success", np.full(len(first), np.nan))  # (R,) older runs have none
-    facts = {"right": success > 0.5, "wrong": success <= 0.5, "cut off": cut, "silent group": silent}
-    return [[name for name, holds in facts.items() if holds[i]] for i in range(len(first))]
-
-
-def write_page(log: dict, tokenizer: Tokenizer, title: str, file: Path) -> None:
-    """tokens.html: every response, to filter and search, its tokens coloured by a measure. It has of each token the
-    number of its text (uint32) and, as parts of 2^-15 of their largest size (float16), credit, log p, ||onehot - p||,
-    entropy and what batch.log had, column after column, as base64."""
-    every, first, shown = -(-len(log["token"]) // PAGE_TOKENS), np.flatnonzero(log["position"] == 0), add_replies(log)
-    kept = np.flatnonzero((log["step"][first] - log["step"].min()) % every == 0)  # responses
-    shown = {name: column[np.isin(shown["response_id"], kept)] for name, column in shown.items()}
-    kinds = kinds_of(log, first, tokenizer)
-    texts, number = np.unique(shown.pop("token"), return_inverse=True)
-    lengths = np.unique(shown.pop("response_id"), return_counts=True)[1]
-    units = [float(np.max(np.abs(x), where=np.isfinite(x), initial=0)) / 2**15 or 1.0 for x in shown.values()]
-    facts = [(x.astype(float) / unit).astype("<f2") for x, unit in zip(shown.values(), units)]
-    known = {"texts": [tokenizer.bytes[token].decode("latin-1") for token in texts], "lengths": lengths.tolist(),
-             "units": units, "own": own_columns(shown),
-             "steps": log["step"][first[kept]].tolist(), "kinds": [kinds[i] for i in kept],
-             "names": [describe(log, row) for row in first[kept]]}
-    parts = {"TITLE": title.replace("&", "&amp;").replace("<", "&lt;"), "PLUS": report.PLUS, "MINUS": report.MINUS,
-             "KNOWN": json.dumps(known).replace("<", "\\u003c"),  # so that no text can close the script element
-             "DATA": base64.b64encode(b"".join(column.tobytes() for column in (number.astype("<u4"), *facts))).decode()}
-    template = Path(report.__file__).with_name("tokens.html").read_text(encoding="utf-8")
-    file.write_text(re.sub(rf"\b({'|'.join(parts)})\b", lambda match: parts[match[1]], template), encoding="utf-8")
 
 
 def analyze_run(run: Path, log: dict) -> None:
@@ -276,27 +226,24 @@ def estimate(group: Group, column: str) -> Estimate:
     return t_estimate(group.values(name), *others)
 
 
-def method_row(group: Group, columns: list[str]) -> list[str]:
-    """The `estimate` of each column, as a row."""
-    found = [estimate(group, column) for column in columns]
-    return [group.label, str(len(group.rows)), *(pm(e.value, e.high - e.value) for e in found)]
-
-
 def comparison_tables(groups: list[Group], warning: str) -> list[Table]:
     """What each method learned, and where its credit went, a row per method."""
-    passed, names = ([name for name in next(iter(groups[0].rows.values())) if name.startswith(mark)]
-                     for mark in ("pass@", "`"))
+    passed, further = ([name for name in next(iter(groups[0].rows.values())) if name.startswith(mark)]
+                       for mark in ("pass@", "`"))
+    tables = [
+        ("Learning", "Held-out success: mean over seeds ± half of its 95% interval (Student's t), for these puzzles. "
+         "Area: the mean of its curve. Baseline: GRPO, or else RLOO, with the same settings; Welch's interval.",
+         ["start", "end", "area", *passed, *(f"{name} - baseline" for name in ("end", "area", *passed))]),
+        ("Credit", "Size: mean absolute value over the tokens of a type. Of the gradient's norm mean and standard "
+         "deviation over steps.", ["end", *SIZES, "gradient norm", "its spread", "seconds a step"]),
+        ("Further columns", "The reward, and what a grade, a loss or a head added to metrics.csv: means over steps.",
+         further)]
     warning += " With one seed, nothing can be concluded." * (min(len(group.rows) for group in groups) < 2)
     bold = f"**{warning.strip()}** " * bool(warning)
-    learned = ("Held-out success: mean over seeds ± half of its 95% interval (Student's t), for these puzzles. Area: "
-               "the mean of its curve. Baseline: GRPO, or else RLOO, with the same settings; Welch's interval.",
-               ["start", "end", "area", *passed, *(f"{name} - baseline" for name in ("end", "area", *passed))])
-    credited = ("Size: mean absolute value over the tokens of a type. Of the gradient's norm mean and standard "
-                "deviation over steps.", ["end", *SIZES, "gradient norm", "its spread", "seconds a step"])
-    further = "The reward, and what a grade, a loss or a head added to metrics.csv: means over steps.", names
-    return [Table(title, bold + note, ["method", "seeds", *columns], [method_row(group, columns) for group in groups])
-            for title, (note, columns) in zip(("Learning", "Credit", "Further columns"), (learned, credited, further))
-            if columns]
+    cells = lambda group, columns: [pm(e.value, e.high - e.value) for e in (estimate(group, name) for name in columns)]
+    return [Table(title, bold + note, ["method", "seeds", *columns],
+                  [[group.label, str(len(group.rows)), *cells(group, columns)] for group in groups])
+            for title, note, columns in tables if columns]
 
 
 def draw_curve(axis: Axes, group: Group, name: str, alpha: float, color: str, **look) -> None:
@@ -316,10 +263,9 @@ def draw_methods(groups: list[Group], file: Path) -> None:
     curves = {"heldout_success": "Held-out success", "length": "Tokens a response", "grad_norm": "Gradient norm"}
     curves = curves if any(row["curve"] for row in rows) else {"reward": "Reward", "length": "Tokens a response"}
     further = dict.fromkeys(name for row in rows for name in further_columns(row["metrics"]) if name not in curves)
-    wide = 3 if further else len(curves) + 1  # axes in a line
     curves |= {name: textwrap.fill(name, 20, max_lines=2, placeholder=" …") for name in further}
-    lines = -(-(len(curves) + 1) // wide)
-    figure, found = report.new_figure(wide, 3 * lines + 0.2 * len(groups), lines=lines)
+    lines = math.ceil((len(curves) + 1) / 3)
+    figure, found = report.new_figure(3, 3 * lines + 0.2 * len(groups), lines=lines)
     *axes, bars = found[: len(curves) + 1]
     for axis in found[len(curves) + 1 :]:
         axis.remove()
@@ -347,16 +293,9 @@ def draw_methods(groups: list[Group], file: Path) -> None:
 
 def compare_runs(folders: list[Path], logs: Iterator[dict]) -> None:
     """Print the comparison of runs; write it and a picture of the methods to comparison/ beside them."""
-    configs, out = unmoved([*map(read_config, folders)]), folders[0].parent / "comparison"
-    figures = [*map(summarize, follow("reading runs", folders), logs)]
-    every = {name: np.nan for own in figures for name in own}  # NaN where a run has not measured it
-    shared = [{name: x for name, x in config["settings"].items() if name not in NO_DIFFERENCE} for config in configs]
-    plain = min((method for method in map(run_method, configs) if method.split()[0] == "none"), default="",
-                key=lambda method: (method != "none", method != "none advantage=rloo", method))
-    runs = [Run(str(folder), label, json.dumps(setting), run_method(config) == plain, config["settings"]["seed"],
-                every | own, config["inputs"], is_finished(folder))
-            for folder, config, label, setting, own in zip(folders, configs, labels(configs), shared, figures)]
-    groups, warning = group_runs(runs), " ".join(comparison_warnings(runs))
+    runs = [Run(folder, read_config(folder), summarize(folder, log))
+            for folder, log in zip(follow("reading runs", folders), logs)]
+    groups, warning, out = group_runs(runs), " ".join(comparison_warnings(runs)), folders[0].parent / "comparison"
     text = "\n".join(["# Comparison\n", *map(str, comparison_tables(groups, warning))])
     out.mkdir(exist_ok=True)
     draw_methods(groups, out / "learning.png")

@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from plumbing.runs import FREE, PATHS
+from plumbing.files import require
+from plumbing.runs import FREE, PATHS, is_finished
 
 # Runs that differ in these can be compared: they name a run, belong to its method, change results by rounding at most,
 # or say when something is measured or saved. Some are settings of older runs.
@@ -16,14 +17,9 @@ NO_DIFFERENCE = {"mitigation", "advantage", "normalize", "seed", "out", "sample_
 class Run(NamedTuple):
     """One run in a comparison."""
 
-    name: str
-    label: str  # method and settings: runs with the same label differ in their seed
-    setting: str  # equal for runs that share all settings but those of the method
-    is_baseline: bool  # a run of `none`: GRPO, or where there is none of it, RLOO or another
-    seed: int
-    figures: dict  # what was measured; `steps` and `end` are always there
-    inputs: dict = {}  # what it read, by name, with a checksum
-    finished: bool = True
+    folder: Path
+    config: dict
+    figures: dict  # what was measured; `curve` and `end` are always there
 
 
 @dataclass
@@ -52,28 +48,36 @@ def unmoved(configs: list[dict]) -> list[dict]:
 
 def group_runs(runs: list[Run]) -> list[Group]:
     """Runs by method and settings: baselines first, then the others by held-out success at the end, best first.
-    ValueError where two runs have the same label and seed."""
-    groups = {run.label: Group(run.label, {}) for run in runs}
-    baselines = {run.setting: groups[run.label] for run in runs if run.is_baseline}
-    for run in sorted(runs, key=lambda run: run.seed):
-        group = groups[run.label]
-        if run.seed in group.rows:
-            raise ValueError(f"{run.name} has the settings and the seed {run.seed} of another run: name one of them")
-        group.rows[run.seed], group.baseline = run.figures, None if run.is_baseline else baselines.get(run.setting)
-    first = {run.label for run in runs if run.is_baseline}
+    ValueError where two runs have the same label and seed. Baselines are runs of `none`: GRPO, else RLOO or another."""
+    configs = unmoved([run.config for run in runs])
+    methods, names, measured = [*map(run_method, configs)], labels(configs), [x for run in runs for x in run.figures]
+    none = min((method for method in methods if method.split()[0] == "none"), default="",
+               key=lambda method: (method != "none", method != "none advantage=rloo", method))
+    shared = [json.dumps({name: x for name, x in config["settings"].items() if name not in NO_DIFFERENCE})
+              for config in configs]  # equal for runs that share all settings but those of the method
+    groups = {name: Group(name, {}) for name in names}
+    baselines = {setting: groups[name] for setting, name, method in zip(shared, names, methods) if method == none}
+    for run, setting, name in sorted(zip(runs, shared, names), key=lambda each: each[0].config["settings"]["seed"]):
+        group, seed, baseline = groups[name], run.config["settings"]["seed"], baselines.get(setting)
+        require(seed not in group.rows,
+                f"{run.folder} has the settings and the seed {seed} of another run: name one of them")
+        group.rows[seed] = dict.fromkeys(measured, np.nan) | run.figures  # NaN where a run has not measured it
+        group.baseline = baseline if baseline is not group else None
+    first = [group.label for group in baselines.values()]
     return sorted(groups.values(), key=lambda group: (group.label not in first, -group.values("end").mean()))
 
 
 def comparison_warnings(runs: list[Run]) -> list[str]:
     """What keeps runs from being compared: no end yet, other steps measured, another content of an input."""
-    unfinished = ", ".join(Path(run.name).name for run in runs if run.figures["curve"] and not run.finished)
+    unfinished = ", ".join(run.folder.name for run in runs if run.figures["curve"] and not is_finished(run.folder))
     found = {"": f"Not finished, so the end is the last measurement: {unfinished}."} if unfinished else {}
-    first = {}  # of each fact: its value in the first run that has it, and that run's name
+    first = {}  # of each fact: its value in the first run that has it, and that run's folder
     for run in runs:
-        for fact, value in [("Measured steps (--steps, --eval_every)", [*run.figures["curve"]]), *run.inputs.items()]:
-            known, other = first.setdefault(fact, (value, run.name))
+        steps = "Measured steps (--steps, --eval_every)", [*run.figures["curve"]]
+        for fact, value in [steps, *run.config["inputs"].items()]:
+            known, other = first.setdefault(fact, (value, run.folder))
             if value != known:
-                found[fact] = f"{fact}: not the same in {other} and {run.name}, so the results are not comparable."
+                found[fact] = f"{fact}: not the same in {other} and {run.folder}, so the results are not comparable."
     return [*found.values()]
 
 

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 import analyze
 from analyze import read_log
-from plumbing import comparison, report, run_folder, runs
+from plumbing import comparison, report, run_folder, runs, tokens_page
 from plumbing.files import checksum
 from plumbing.metrics import COLUMNS, write_credit_log
 from tests.fixtures import BUNDLED, check_texts, make_batch, refused
@@ -291,7 +291,7 @@ def test_a_puzzle_keeps_its_name_whatever_it_looks_like(run, tmp_path):
     write_metrics(run)
     log = read_log(run)
     rows = np.flatnonzero(log["position"] == 0)
-    assert [analyze.describe(log, row).partition("Puzzle: ")[2] for row in rows] == ["[1, 2, 3] -> 6"] * 2 + [
+    assert [tokens_page.describe(log, row).partition("Puzzle: ")[2] for row in rows] == ["[1, 2, 3] -> 6"] * 2 + [
         texts[0], texts[1], texts[1]]
 
 

@@ -11,8 +11,8 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-import analyze
-from plumbing import report
+from analyze import with_measures
+from plumbing import report, tokens_page
 from plumbing.tokenizer import Tokenizer
 from tests.fixtures import BUNDLED
 
@@ -35,14 +35,14 @@ def make_log(texts, steps):
            "mine": 1e6 * rng.normal(0, 1, N),  # beyond what a float16 can hold
            "puzzle_text": np.array([f"<u>{text}</u> & step" for text in texts] * steps)}
     log["entropy"][0] = 1e-5  # among the smallest that a float16 can hold
-    return analyze.with_measures(log), tokenizer, rows
+    return with_measures(log), tokenizer, rows
 
 
 @pytest.fixture
 def page(tmp_path):
     """A page of two steps, the log it shows, and the file."""
     log, tokenizer, rows = make_log(WRITTEN, 2)
-    analyze.write_page(log, tokenizer, TITLE, tmp_path / "tokens.html")
+    tokens_page.write_page(log, tokenizer, TITLE, tmp_path / "tokens.html")
     return log, [[tokenizer.bytes[token] for token in row] for row in rows], tmp_path / "tokens.html"
 
 
@@ -75,7 +75,7 @@ def test_replies_stand_where_they_came(tmp_path):
     log, tokenizer, rows = make_log(["ab", "cd"], 1)
     log |= {"turn": log["position"], "reply_response": np.array([1, 1]), "reply_position": np.array([1, 1]),
             "reply_token": np.array([300, 301])}
-    analyze.write_page(log, tokenizer, "", tmp_path / "tokens.html")
+    tokens_page.write_page(log, tokenizer, "", tmp_path / "tokens.html")
     known, (number, credit, *_) = read_page(tmp_path / "tokens.html")
     expected = [*rows[0], rows[1][0], 300, 301, *rows[1][1:]]
     assert [known["texts"][i].encode("latin-1") for i in number] == [tokenizer.bytes[token] for token in expected]
@@ -87,8 +87,8 @@ def test_a_long_run_is_thinned_by_whole_steps(tmp_path, monkeypatch):
     """Guards against a page that no browser opens, and a step without some of its responses."""
     log, tokenizer, rows = make_log(WRITTEN, 7)
     del log["mine"]  # as in a run whose credit function logs nothing
-    monkeypatch.setattr(analyze, "PAGE_TOKENS", len(log["token"]) // 2)
-    analyze.write_page(log, tokenizer, "", tmp_path / "tokens.html")
+    monkeypatch.setattr(tokens_page, "PAGE_TOKENS", len(log["token"]) // 2)
+    tokens_page.write_page(log, tokenizer, "", tmp_path / "tokens.html")
     known, _ = read_page(tmp_path / "tokens.html")
     assert known["steps"] == [1, 1, 1, 4, 4, 4, 7, 7, 7] and known["lengths"] == list(map(len, rows[:9]))
 
@@ -193,15 +193,15 @@ def test_a_browser_finds_responses_and_shows_two(tmp_path):
     beside one to another puzzle. Three steps of two responses to a puzzle, the same one in the first and the last."""
     log, tokenizer, rows = make_log(["Yes.", "No!"], 3)
     log["group"], log["puzzle_text"] = np.zeros_like(log["group"]), np.array(["puzzle 1", "puzzle 2", "puzzle 1"])
-    log = analyze.with_measures(log)
+    log = with_measures(log)
     log["reward"] = np.array([1.1, 0, 0.1, 0.1, 1, 0.5])[log["response_id"]]
     log["token"][np.flatnonzero(log["position"] == 0)[4] - 1] = rows[0][0]  # the last of response 3
     log["response_success"] = np.array([1, 0, 0, 0, 1, 1])
-    analyze.write_page(log, tokenizer, "", tmp_path / "tokens.html")
+    tokens_page.write_page(log, tokenizer, "", tmp_path / "tokens.html")
     seen = shown(tmp_path / "tokens.html", FIND)
     assert seen == {"all": [0, 1, 2, 3, 4, 5], "right": [0, 4, 5], "wrong": [1, 2, 3], "cut off": [3],
                     "silent group": [2, 3], "NO!": [1, 3, 5], "puzzle 1": [0, 1, 4, 5], "nowhere": [],
                     "count": "0 of 6 responses", "empty": 0, "offered": ["", "1", "4", "5"], "panes": seen["panes"]}
     assert [text.strip("■") for text in seen["panes"]] == ["Yes.", "No!"]
     del log["response_success"]  # as in a run of before
-    assert analyze.kinds_of(log, np.flatnonzero(log["position"] == 0), tokenizer)[2] == ["silent group"]
+    assert tokens_page.kinds_of(log, np.flatnonzero(log["position"] == 0), tokenizer)[2] == ["silent group"]

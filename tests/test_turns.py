@@ -17,6 +17,7 @@ from grpo import READINGS, compare, shape_reward, update
 from methods import MITIGATIONS
 from methods.queries import Queries, logprobs_without
 from methods.turns import turn_baseline, turn_mean, turn_vine
+from plumbing import tokens_page
 from plumbing.launch import MODELS
 from plumbing.metrics import log_columns, sampling_cost, tokens_reread, turn_of
 from plumbing.optimizer import Optimizer
@@ -394,7 +395,7 @@ def test_replies_stand_in_their_place_without_a_measure(run_program, tmp_path, m
     response whose number does not fit into the 16 bits of a step's log."""
     words = f"--task guess --questions 3 --responses 4 --eval_problems 8 --pass_at 0 --steps 2 --out {tmp_path / 'r'}"
     run_program(train, *words.split())
-    shown = analyze.add_replies(analyze.read_log(tmp_path / "r"))
+    shown = tokens_page.add_replies(analyze.read_log(tmp_path / "r"))
     for response in range(24):
         step, within = 1 + response // 12, response % 12
         with np.load(tmp_path / "r" / "credit" / f"step-{step:06d}.npz") as own:
