@@ -14,20 +14,11 @@ from torch import Tensor
 
 TYPES = {bool: "true or false", int: "a whole number", float: "a finite number", str: "text", dict: "an object"}
 
-POINTER = b"version https://git-lfs.github.com/spec/"
-
 
 def require(condition: bool | Tensor, message: str) -> None:
     """ValueError unless the condition holds."""
     if not condition:
         raise ValueError(message)
-
-
-def check_fetched(file: Path) -> None:
-    """ValueError for a pointer of Git LFS, which is all that a clone without it holds of a large file."""
-    with file.open("rb") as opened:
-        require(opened.read(len(POINTER)) != POINTER, f"{file} is a pointer of Git LFS, not the file itself: run "
-                "`git lfs pull` where it was cloned, or download it")
 
 
 def replace_file(file: Path, write: Callable[[Path], object]) -> None:
@@ -53,7 +44,6 @@ def read_json(file: Path, missing: dict | None = None) -> dict:
     """A JSON object, `missing` where there is no such file; ValueError, with its name, for anything else."""
     if missing is not None and not file.is_file():
         return missing
-    check_fetched(file)
     try:
         parsed = json.loads(file.read_text(encoding="utf-8-sig"))
     except ValueError as error:
@@ -91,11 +81,11 @@ def read_arrays(file: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
 
 def read_tensors(file: Path, device: str | torch.device = "cpu", dtype: torch.dtype | None = None) -> dict[str, Tensor]:
     """All tensors of a safetensors file; ValueError for a truncated file, another format, and integer weights."""
-    check_fetched(file)
     try:
         found = load_file(file)  # maps the file, on the CPU: a bad device is not its fault
     except SafetensorError as error:
-        raise ValueError(f"{file} is not a complete safetensors file ({error}); download it again") from None
+        raise ValueError(f"{file} is not a complete safetensors file ({error}); download it again, with "
+                         "`git lfs pull` where it was cloned") from None
     for name, tensor in found.items():
         require(tensor.is_floating_point(),  # unlike quantized weights, whose scales are elsewhere
                 f"{name} in {file} is {tensor.dtype}; only floating-point weights are supported")

@@ -8,7 +8,6 @@ logs are cut back to it, and the rest of the run is the same as without the inte
 One process writes a run at a time. Everybody may read it meanwhile.
 """
 import csv
-import errno
 import os
 import platform
 import shlex
@@ -23,11 +22,10 @@ import torch
 from torch import Tensor
 
 from plumbing.files import check_fields, checksum, read_json, replace_file, require, write_json
-from plumbing.launch import MODELS
 from plumbing.metrics import COLUMNS, own_columns, write_credit_log
 from plumbing.model_folder import files_beside
 from plumbing.progress import command_line
-from plumbing.runs import FREE, PATHS, read_config, read_credit, read_metrics, renamed
+from plumbing.runs import FREE, PATHS, read_config, read_credit, read_metrics
 from plumbing.stop import Stop
 from settings import Settings
 
@@ -36,9 +34,7 @@ try:
 except ImportError:  # Windows
     fcntl = None
 
-NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)  # what a disk without locks says
 STATE, LOGS = "state.pt", ("metrics.csv", "samples.txt")
-BEFORE_CONFIG = {"lock", "credit", "checkpoint", "metrics.csv", "config.json.part"}  # written before config.json
 LAYOUT = 2  # how weights are stored in a state; since 2 with the rows of q, k and v in a checkpoint's order
 LONGEST = 100  # bytes of a run folder's default name; many systems take 255, some a path of 260
 SAMPLE_EVERY = 10  # steps between writing whole responses to samples.txt
@@ -150,16 +146,12 @@ def lock(folder: Path) -> None:
     # Never closed, nor opened again: either would unlock it. The system does so when the process ends.
     file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        if fcntl is None:
-            raise OSError(errno.ENOSYS, "")
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):  # which one depends on the system
         number = (folder / "lock").read_text()
         raise ValueError(f"{folder} is being written by process {number}: wait until it ends, or stop it" if number else
                          f"another process locks {folder}, or its drive refuses locks: name another folder") from None
-    except OSError as error:
-        if error.errno not in NO_LOCKS:
-            raise
+    except (OSError, AttributeError):
         print(f"there are no locks for {folder}: see to it that no second process writes there")
     os.truncate(file, 0)
     os.write(file, str(os.getpid()).encode())
@@ -168,7 +160,7 @@ def lock(folder: Path) -> None:
 def start_run(run: Path, settings: dict, hyper_parameters: dict, fixed: dict[str, str], columns: Iterable) -> None:
     """Create the folder with an empty metrics.csv, the checkpoint's tokenizer and, last, config.json, which marks it as
     whole. No folder is renamed: some drives refuse that while a file in it is open, others always."""
-    require(not run.exists() or is_unused(run),
+    require(not run.exists() or run.is_dir() and not any(run.iterdir()),
             f"{run} exists: continue it with --resume {run}, remove it, or choose another --out or --seed")
     versions = {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__}
     config = {"settings": settings, "method": hyper_parameters, "versions": versions,
@@ -182,12 +174,6 @@ def start_run(run: Path, settings: dict, hyper_parameters: dict, fixed: dict[str
     except OSError:
         shutil.rmtree(run, ignore_errors=True)
         raise
-
-
-def is_unused(run: Path) -> bool:
-    """Whether a folder is empty, or has no more than what a start that was killed leaves behind."""
-    return (run.is_dir() and {file.name for file in run.iterdir()} <= BEFORE_CONFIG
-            and not any((run / "credit").glob("*")) and not any((run / "checkpoint").rglob("*.safetensors")))
 
 
 def checksums(settings: dict, fixed: dict[str, str]) -> dict[str, list[int]]:
@@ -265,7 +251,7 @@ def check_same(run: Path, state: dict, asked: dict, inputs: dict) -> None:
     require(done <= steps, f"{run} already has {done} steps, more than --steps {steps}")
     require(read_json(run / "final.json", missing={}).get("step") != steps, f"{run} has finished its {steps} steps: "
             + ("start a new run" if falls else "pass a larger --steps to continue it"))
-    before = renamed(state.get("settings", config["settings"]))
+    before = state.get("settings", config["settings"])
     require(not falls or steps == before["steps"], f"with --linear_decay the learning rate of {run} depends on its "
             f"{before['steps']} steps: resume it without --steps, or start a new run")
     for name in before.keys() - {*FREE}:  # an older version has fewer
@@ -273,10 +259,8 @@ def check_same(run: Path, state: dict, asked: dict, inputs: dict) -> None:
         require(now == before[name] or name in PATHS and now and before[name],
                 f"{run / STATE} was written with {name}={before[name]}, but "
                 f"config.json says {now}: put back the one of them that you replaced")
-    # What the bundled models of earlier versions had not, but ended in the same tokens.
-    later = {folder / "generation_config.json" for folder in MODELS.resolve().iterdir()}
     for name in inputs:
-        require(inputs[name] in config["inputs"].values() or Path(name).resolve() in later,
+        require(inputs[name] in config["inputs"].values(),
                 f"{name} is not what {run} began with: put that back, say where it is "
                 f"with --{', --'.join(PATHS)}, or start a new run")
 

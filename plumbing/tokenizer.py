@@ -12,7 +12,7 @@ from tokenizers import AddedToken
 from tokenizers.pre_tokenizers import ByteLevel
 
 from plumbing.chat import DUMMIES, chatml, example
-from plumbing.files import check_fetched, read_json, require
+from plumbing.files import read_json, require
 
 END_TOKENS = ("<|im_end|>", "<|endoftext|>")  # each ends a response, and so does what these files name:
 NAMED_IN = {"tokenizer_config.json": "eos_token", "special_tokens_map.json": "eos_token",
@@ -28,7 +28,6 @@ class Tokenizer:
         file = Path(folder) / "tokenizer.json"
         if not file.is_file():
             raise FileNotFoundError(f"{file} is missing: save_pretrained of transformers' AutoTokenizer can write it")
-        check_fetched(file)
         try:
             self.library = library = tokenizers.Tokenizer.from_str(file.read_text(encoding="utf-8-sig"))
         except Exception as error:  # the library raises nothing more specific

@@ -119,17 +119,6 @@ def test_the_settings_of_a_run_are_those_of_its_continuation_and_defaults_of_ano
         check_folder(run)
 
 
-def test_responses_were_called_answers(tmp_path):
-    """In commands, and in the config.json of a run that is continued, or whose settings another one takes."""
-    for words in (["--answers", 4], ["--answers=4"]):
-        assert parse(*words).settings == Settings(responses=4)
-    run = configure(tmp_path, responses=4)
-    (run / "config.json").write_text((run / "config.json").read_text().replace('"responses"', '"answers"'))
-    assert parse("--resume", run).settings == replace(GTPO, out="runs/a", responses=4)
-    for words, found in (([], 4), (["--answers", 5], 5), (["--responses=6"], 6)):
-        assert parse("--config", run, *words).settings == replace(GTPO, responses=found)
-
-
 @pytest.mark.parametrize("words, said", [
     (["--mitigation", "tempi"], "did you mean tempo"), (["--mitigation", "GRPO"], "none --advantage grpo?"),
     (["--steps", 1.5], "--steps"),
@@ -156,7 +145,6 @@ def test_responses_were_called_answers(tmp_path):
         ({"method": A1_A2 | {"odd": 1}}, "takes no --odd"))),
     *((function, said) for function, said in (
         (lambda batch, seed=1: None, "seed"), (lambda batch, resume=1: None, "resume"),
-        (lambda batch, answers=1: None, "answers"),
         (lambda batch, shape=None: None, "shape")))], ids=str)
 def test_flags_that_cannot_work_are_one_sentence(words, said, tmp_path, monkeypatch):
     """Also a config.json that this version can't read, and a credit function whose keyword has a flag's name, or a
@@ -277,7 +265,7 @@ def new(tmp_path, monkeypatch):
     for name in (*BESIDE, "config.json", "model.safetensors", "optimizer.pt", "trainer_state.json", "README.md"):
         (tmp_path / "model" / name).write_text("{}")
     (tmp_path / "r.part").mkdir()  # somebody's own
-    (tmp_path / "r" / "config.json.part").mkdir(parents=True)  # of a run that was killed while it created its folder
+    (tmp_path / "r").mkdir()  # empty
     monkeypatch.setattr(sys, "argv", ["train.py", "--data", "my puzzles"])
     s = Settings(model=str(tmp_path / "model"), steps=5, state_every=3, checkpoint_every=3)
     assert Writer(tmp_path / "r", s, {"k": 2}, {}, None).open(SOURCE, ["x"], resume=False) == (0, {})
@@ -369,14 +357,6 @@ def test_a_run_is_resumed_from_its_last_state_and_cut_back_to_it(counted):
     for step, every, last in ((5, 3, 4), (6, 3, 6), (8, 0, 6), (9, 0, 9)):  # the last step always writes one
         save(run, replace(s, state_every=every, checkpoint_every=0, steps=9), step)
         assert run_folder.load_state(run)["step"] == last
-
-
-def test_a_run_that_called_responses_answers_is_resumed(counted):
-    run, s = counted
-    (run / "config.json").write_text((run / "config.json").read_text().replace('"responses"', '"answers"'))
-    settings = run_folder.load_state(run)["settings"]
-    edit(settings=settings | {"answers": settings.pop("responses")})(run)
-    assert resume(run, s) == 4 and read_json(run / "config.json")["settings"] == vars(s)
 
 
 def edit(**fields):

@@ -286,17 +286,13 @@ def test_a_broken_file_is_refused_in_one_sentence(name, content, said, tmp_path)
         load_puzzles(math_task, 9, str(tmp_path))
 
 
-@pytest.mark.parametrize("name", ["a.jsonl", "a.csv.gz", "a.parquet", "tokenizer.json", "model.safetensors",
-                                  "config.json", "adapter_config.json"])
-def test_a_pointer_of_git_lfs_is_called_one(name, tmp_path, refusal):
-    """Its form is that of git-lfs's specification. Guards against a parser's complaint about its first letter."""
-    folder = shutil.copytree(BUNDLED, tmp_path / "m", ignore=shutil.ignore_patterns("*.json" * ("adapter" in name)))
-    (file := folder / name).write_text(f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 9\n")
-    data = name.startswith("a.")
-    flags = ["--data", file] if data else ["--lora_rank", 8, "--adapter" if "adapter" in name else "--model", folder]
-    for program, words in ((train, flags), (talk, flags), (warm_start, ["--from", BUNDLED, *flags])):
-        if program != warm_start or data:
-            assert f"{file} is a pointer of Git LFS" in refusal(program, *words, "--out", tmp_path / "new")
+def test_weights_that_git_lfs_did_not_fetch_are_called_so(tmp_path, refusal):
+    """The form of a pointer is that of git-lfs's specification."""
+    folder = shutil.copytree(BUNDLED, tmp_path / "m")
+    pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 9\n"
+    (folder / "model.safetensors").write_text(pointer)
+    for program in (train, talk):
+        assert "with `git lfs pull` where it was cloned" in refusal(program, "--model", folder)
 
 
 @pytest.mark.parametrize("kind, significant", [(np.float16, 3), (np.float32, 6), (np.float64, 15)])
