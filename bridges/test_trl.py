@@ -1,6 +1,7 @@
 """CreditTrainer beside TRL's own trainer, and beside ours on the same responses. Oracles: TRL, hand computation."""
 import math
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from bridges import rollouts
 from bridges.foreign import FACTS, TASK, find_credit
 from bridges.recorder import RolloutTrainer
 from bridges.trl import CreditTrainer
-from grpo import compare, shape_reward, update
+from grpo import ADVANTAGES, compare, shape_reward, update
 from methods import MITIGATIONS, ORDER
 from methods.queries import Queries
 from mitigations import assign_credit, grpo
@@ -191,7 +192,8 @@ METHODS = {
 
 
 @pytest.mark.parametrize("words, advantage", [
-    *((words, "grpo") for words in METHODS), ("entropy_ratio", "theirs"), ("positives", "theirs")])
+    *((words, "grpo") for words in METHODS), ("entropy_ratio", "theirs"), ("positives", "theirs"),
+    *[("none --advantage sample_std", "theirs")] * ("sample_std" in ADVANTAGES)])  # a reader's, by docs/course.md
 def test_the_first_gradient_is_ours(words, advantage, sampled, monkeypatch):
     """Guards against another column, advantage, role or log-prob than train.py's, another weight in the loss, and a
     pass over the batch for nothing. TRL's deviation is the unbiased one: ours is larger by sqrt(G / (G - 1))."""
@@ -207,13 +209,13 @@ def test_the_first_gradient_is_ours(words, advantage, sampled, monkeypatch):
                               advantage=advantage, success="answer" if advantage == "grpo" else 0.5)
     trainer.compute_loss(trainer.model, inputs).backward()
     credit, gradient = ours(batch, policy, f"--mitigation {words}")
-    ratio, error = (1, 2e-5) if advantage == "grpo" else (math.sqrt(G / (G - 1)), 3e-4)
+    ratio, error = (1, 2e-5) if advantage == "grpo" or "sample_std" in words else (math.sqrt(G / (G - 1)), 3e-4)
     torch.testing.assert_close(inputs["advantages"][batch.mask] * ratio, credit[batch.mask].to(inputs["advantages"]),
                                atol=1e-4, rtol=max(1e-4, error))
     found = cosine_and_norm(gradient, {name: w.grad for name, w in trainer.model.named_parameters()})
     assert found == pytest.approx((1, ratio), abs=error)
-    assert not {METHODS[words]} - {"", *vars(trainer.batch)} and torch.equal(trainer.batch.success, batch.success)
-    assert bool(METHODS[words]) == any(fact in vars(trainer.batch) for fact in FACTS)
+    assert not {METHODS.get(words, "")} - {"", *vars(trainer.batch)} and torch.equal(trainer.batch.success, batch.success)
+    assert bool(METHODS.get(words, "")) == any(fact in vars(trainer.batch) for fact in FACTS)
 
 
 def test_every_credit_function_runs_or_is_refused_by_name(sampled):
@@ -342,6 +344,18 @@ def test_what_tools_say_is_no_token(name, tmp_path, monkeypatch, run_program):
     (log,) = read_credit(tmp_path / "r", read_metrics(tmp_path / "r"))
     assert log["reply_token"].tolist() == [x for said in batch.before for words in said.values() for x in words]
     torch.testing.assert_close(torch.from_numpy(log["credit"]), paid[mine], atol=1e-4, rtol=1e-4)
+
+
+def test_the_script_of_the_course_trains(tmp_path, monkeypatch):
+    """docs/course.md's, made short: it is what a student starts."""
+    page = (ROOT / "docs" / "course.md").read_text(encoding="utf-8")
+    code = re.search(r"```python\n# friday.py\n(.*?)```", page, re.S)[1]
+    for long, short in (("steps=5", "steps=1"), ("size=96", "size=8"), ("=140", "=9"), ("runs/trl", str(tmp_path))):
+        assert code.count(long) == 1
+        code = code.replace(long, short)
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "argv", ["friday.py", "entropy_ratio"])
+    exec(code, {})
 
 
 def test_several_processes_give_the_same_credit(tmp_path):

@@ -93,6 +93,15 @@ def test_commands_of_train_are_accepted(command, tmp_path, monkeypatch):
         launch.check(replace(start.parse_flags(arguments)[0], device="cpu"))
 
 
+def test_the_checks_of_the_course_exist():
+    """Guards against a test of another name: pytest then finds nothing, which looks like an exercise left undone."""
+    found = re.findall(r"pytest (\S+\.py)(?: -k \"?([^\"\n]*))?", PAGES[ROOT / "docs" / "course.md"])
+    for file, chosen in found:
+        names = {*re.findall(r"\w+", chosen)} - {"and", "or"}
+        assert all(name in (ROOT / file).read_text(encoding="utf-8") for name in names), (file, chosen)
+    assert len(found) == 5
+
+
 def test_names_of_other_trainers_are_answered_as_the_page_says():
     """Guards against a name of the page that train.py does not know, one that the page does not have, and a hint at a
     flag that the page does not have beside the name, or that does not exist."""
