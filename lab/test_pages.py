@@ -19,7 +19,8 @@ def linked(page, text):
     return [(page.parent / target).resolve() for target in targets if target and not target.startswith("https://")]
 
 
-@pytest.mark.parametrize("command", [c for c in COMMANDS if "-m lab." in c and "lab.truth.score" not in c])
+@pytest.mark.parametrize("command", [
+    c for c in COMMANDS if "-m lab." in c and "lab.truth.score" not in c and NAME not in c])
 def test_flags_of_the_laboratory_exist(command):
     """The source is enough: `--help` would import the experiment in a process of its own."""
     for module, arguments in re.findall(r"-m (lab\.[\w.]+)([^;&|]*)", command):

@@ -64,7 +64,7 @@ def test_files_of_the_tree_and_of_commands_exist():
         names, lines = re.findall(r"\[([\w./]+)\]", row.split("|")[1]), row.split("|")[2].replace(",", "")
         files = [file for name in names for file in ([ROOT / name] if name.endswith(".py") else (ROOT / name).rglob("*.py"))]
         found = sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files)
-        assert all((ROOT / name).exists() for name in names) and abs(found - int(lines or 0)) <= 0.1 * found, (row, found)
+        assert all((ROOT / name).exists() for name in names) and abs(found - int(lines.strip() or 0)) <= 0.1 * found, (row, found)
     assert any(c.startswith("pip install -r tests/requirements.txt") for c in COMMANDS)
     for command in COMMANDS:
         for name in re.findall(r"[\w/]+\.(?:py|txt)\b", command.replace("path/to/my_task.py", "")):
