@@ -7,6 +7,7 @@ import pytest
 
 from lab import pages
 from lab.truth import score
+from start import parse_flags
 from tests.test_pages import COMMANDS, EACH_PAGE, NAME, PAGES, ROOT, copy, in_copy, source_of  # noqa: F401  `copy`: a fixture
 
 FIGURE = re.compile(r"(?<![\w.])-?\d+\.\d+(?!\w)(?: ± \d+\.\d+)?(?: \(-?\d+\.\d+ to -?\d+\.\d+\))?")
@@ -29,9 +30,10 @@ def test_flags_of_the_laboratory_exist(command):
             assert re.search(rf"--{flag}\b|^    {flag}: |\"{flag}\", ", source, re.M), command
 
 
-@pytest.mark.parametrize("command", [c for c in COMMANDS if "lab.truth.score" in c and NAME not in c])
-def test_commands_that_score_are_accepted(command):
-    score.parse(shlex.split(command)[3:])
+@pytest.mark.parametrize("command", [c for c in COMMANDS if re.search(r"score|lab.screen \w", c) and NAME not in c])
+def test_commands_with_flags_of_a_function_are_accepted(command):
+    words = shlex.split(command)[3:]
+    score.parse(words) if "score" in command else parse_flags(["--mitigation", *words])
 
 
 def test_a_block_is_filled_with_its_columns_and_rows(tmp_path, monkeypatch):
