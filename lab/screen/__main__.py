@@ -8,6 +8,7 @@ After a step and a score it is trained as the box was, on fresh seeds, with a lo
 eighth, see bounds.py; a try has to lead its own credit in random order, too. Stopped, it resumes, from runs/screen/.
 """
 import inspect
+import os
 import shlex
 import subprocess
 import sys
@@ -221,7 +222,8 @@ def main() -> None:
     parser = new_parser(usage="python -m lab.screen FUNCTION [--flag value ...]", description=__doc__)
     parser.add_argument("--tasks", default="", help="further tasks, such as math,latin")
     parser.add_argument("--seed", type=int, default=20, help="its first seed (default 20)")
-    parser.add_argument("--processes", type=int, default=1, help="runs at a time (default 1)")
+    cores = min(os.cpu_count() or 1, bounds.FIRST)
+    parser.add_argument("--processes", type=int, default=cores, help=f"runs at a time (default {cores}, one a core)")
     args, words = parser.parse_known_args()
     tasks = args.tasks.split(",") if args.tasks else []
     require(set(tasks) < set(TASKS), f"--tasks {args.tasks}: the box has {', '.join(TASKS)}")
