@@ -99,7 +99,7 @@ def test_the_checks_of_the_course_exist():
     for file, chosen in found:
         names = {*re.findall(r"\w+", chosen)} - {"and", "or"}
         assert all(name in (ROOT / file).read_text(encoding="utf-8") for name in names), (file, chosen)
-    assert len(found) == 5
+    assert len(found) == 6
 
 
 def test_names_of_other_trainers_are_answered_as_the_page_says():
