@@ -30,7 +30,7 @@ from plumbing.checks import check_order, check_pure, required
 from plumbing.files import require
 from plumbing.flags import Arguments, changed, check_device, load_function, parse
 from plumbing.launch import (announce, arithmetic_for, as_if_nothing_was_drawn, check, check_memory, check_puzzles,
-                             lacking, where_now, with_model)
+                             check_there, lacking, with_model)
 from plumbing.metrics import add_step_columns
 from plumbing.model_folder import write_end_tokens
 from plumbing.optimizer import Optimizer
@@ -65,8 +65,10 @@ class Run:
 def start(arguments: list[str], usage: str) -> Run:
     """The run that a command line asks for. usage: what --help says above the flags."""
     s, hyper_parameters, resume, on_step = parse_flags(arguments, usage)
-    s, method = where_now(s, resume) if resume else s, MITIGATIONS[s.mitigation]
+    method = MITIGATIONS[s.mitigation]
     differences = changed(s, Settings(), hyper_parameters, method)
+    if resume:
+        check_there(s, resume)
     folder = resume or Path(s.out or default_folder(s.mitigation, s.seed, differences))
     check(s)
     s = with_model(s)  # so that config.json names the folder

@@ -5,6 +5,7 @@ import difflib
 import importlib
 import inspect
 import os
+import re
 from argparse import ArgumentParser, ArgumentTypeError, RawDescriptionHelpFormatter
 from pathlib import Path
 from typing import Any, Callable, NamedTuple
@@ -17,29 +18,8 @@ from plumbing.progress import fail
 from plumbing.runs import FREE, PATHS, read_config
 from settings import Settings
 
+PAGE = Path(__file__).parents[1] / "docs" / "trl.md"  # what other trainers call our flags
 OTHERS = {"resume": Path, "config": Path, "on_step": str}  # flags that are no settings of a run, see train.py
-
-# What TRL and verl call our flags, as docs/trl.md has it; last, what has no equal here.
-ELSEWHERE = {
-    "--responses": "num_generations rollout.n", "--questions times --responses": "generation_batch_size",
-    "--questions": "train_batch_size", "--updates_per_batch": "num_iterations ppo_epochs",
-    "--max_new_tokens": "max_completion_length max_response_length", "--lr": "learning_rate",
-    "--linear_decay": "lr_scheduler_type", "--steps": "max_steps", "--out": "output_dir",
-    "--model": "model_name_or_path", "--lora_rank": "lora_r", "--dtype bfloat16": "bf16",
-    "--micro_batch": "per_device_train_batch_size", "--checkpoint_activations": "gradient_checkpointing",
-    "--checkpoint_every": "save_steps", "--eval_every": "eval_steps", "--kl with --kl_gradient unbiased": "beta",
-    "--kl": "use_kl_loss kl_loss_coef", "--kl_gradient": "use_bias_correction_kl kl_loss_type",
-    "--loss or --loss_norm": "loss_type", "--loss": "policy_loss.loss_mode", "--loss_norm": "loss_agg_mode",
-    "--loss gspo": "importance_sampling_level", "--advantage gdpo": "multi_objective_aggregation",
-    "--advantage": "scale_rewards adv_estimator norm_adv_by_std_in_grpo",
-    "--clip_low with --clip_high": "epsilon clip_ratio", "--clip_low": "clip_ratio_low",
-    "--clip_high": "epsilon_high clip_ratio_high", "--skip_unfinished": "mask_truncated_completions",
-    "--mitigation entropy_masking": "top_entropy_quantile", "--shaping overlong": "overlong_buffer.enable len",
-    "--shaping kl": "use_kl_in_reward kl_penalty", "--shaping_beta": "penalty_factor kl_coef",
-    "": "delta off_policy_mask_threshold sync_ref_model entropy_coef use_adaptive_entropy tools local_rank "
-        "clip_ratio_c vllm_importance_sampling_correction ppo_mini_batch_size steps_per_generation "
-        "gradient_accumulation_steps"}
-
 
 class Arguments(NamedTuple):
     """What the command line asks for."""
@@ -139,13 +119,13 @@ def parse_with(parser: ArgumentParser, arguments: list[str], defaults: Settings,
 
 
 def hint_of(word: str, flags: list[str]) -> str:
-    """What to write instead of a word that is none of these flags: ours for another trainer's, or what it is a slip of.
-    A wrong hint is worse than none."""
-    name = word.partition("=")[0].lstrip("-").replace("-", "_")
-    for here, names in ELSEWHERE.items():
-        if any(f".{name}".endswith(f".{theirs}") for theirs in names.split()):  # verl: actor_rollout_ref.rollout.n
-            return f"that {f'is {here}' if here else 'has no equal'} here, see docs/trl.md"
-    near = difflib.get_close_matches(f"--{name.rpartition('.')[2]}", flags, n=1, cutoff=0.85)
+    """What to write instead of a word that is none of these flags: another trainer's, or a slip."""
+    name = word.partition("=")[0].lstrip("-").replace("-", "_").rpartition(".")[2]  # verl: actor_rollout_ref.rollout.n
+    tables = PAGE.read_text(encoding="utf-8").partition("## Settings")[2]
+    if named := re.findall(rf"^\|.*[`.]{re.escape(name)}[`=].*", tables, re.M):
+        row = min(named, key=lambda row: f"{name}`" not in row)  # the name alone goes before one with a value
+        return "docs/trl.md has {}: {}".format(*(cell.strip() for cell in row.split("|")[1:3]))
+    near = difflib.get_close_matches(f"--{name}", flags, n=1, cutoff=0.85)
     return f"did you mean {near[0]}?" if near else "--help lists all flags, docs/trl.md those of other trainers"
 
 

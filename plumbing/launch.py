@@ -59,16 +59,11 @@ def with_model(s: Settings) -> Settings:
     return replace(s, model=s.model or str(folder))
 
 
-def where_now(s: Settings, run: Path) -> Settings:
-    """The settings of a run to resume with its files where they are now: as named, or in a folder above the run or in
-    this clone, whole or without the first folders. (Whether they are the same, the run's checksums say.)"""
-    for name in [name for name in PATHS if getattr(s, name) and (name != "task" or s.task.endswith(".py"))]:
-        path, places = Path(getattr(s, name)), (Path(), *run.resolve().parents, MODELS.parent)
-        ends = (place / Path(*path.parts[i:]) for i in range(len(path.parts)) for place in places)
-        if not (there := next(filter(Path.exists, ends), None)):
-            raise FileNotFoundError(f"{run} began with {path}, which is not there: say where it is now with --{name}")
-        s = replace(s, **{name: str(there)})
-    return s
+def check_there(s: Settings, run: Path) -> None:
+    """ValueError where a file of a run to resume has moved. (Whether it is the same, the run's checksums say.)"""
+    for name in [name for name in PATHS if name != "task" or s.task.endswith(".py")]:
+        path = getattr(s, name)
+        require(Path(path).exists(), f"{run} began with {path}, which is not there: say where it is now with --{name}")
 
 
 def arithmetic_for(dtype: str, device: str) -> str:

@@ -22,10 +22,10 @@ import torch
 from torch import Tensor
 
 from plumbing.files import check_fields, checksum, read_json, replace_file, require, write_json
-from plumbing.metrics import COLUMNS, own_columns, write_credit_log
+from plumbing.metrics import COLUMNS, write_credit_log
 from plumbing.model_folder import files_beside
 from plumbing.progress import command_line
-from plumbing.runs import FREE, PATHS, read_config, read_credit, read_metrics
+from plumbing.runs import FREE, PATHS, read_config, read_metrics
 from plumbing.stop import Stop
 from settings import Settings
 
@@ -36,21 +36,16 @@ except ImportError:  # Windows
 
 STATE, LOGS = "state.pt", ("metrics.csv", "samples.txt")
 LAYOUT = 2  # how weights are stored in a state; since 2 with the rows of q, k and v in a checkpoint's order
-LONGEST = 100  # bytes of a run folder's default name; many systems take 255, some a path of 260
 SAMPLE_EVERY = 10  # steps between writing whole responses to samples.txt
 # Settings that are not among the flags in a folder's name.
 UNNAMED = {"mitigation", "model", "adapter", "data", "eval_data", "out", "seed", "steps", "device"}
 
 
 def default_folder(mitigation: str, seed: int, changed: dict) -> Path:
-    """runs/<mitigation>[-<flag><value> for each flag that was changed]-seed<seed>. A name of more than LONGEST bytes is
-    cut between two flags: a checksum of all of them tells it from others."""
+    """runs/<mitigation>[-<flag><value> for each flag that was changed]-seed<seed>."""
     shown = changed | ({"task": Path(changed["task"]).stem} if "task" in changed else {})  # it may be a path
-    words = [mitigation, *(f"{name}{value}" for name, value in shown.items() if name not in UNNAMED)]
-    kept, end = [*words], [f"seed{seed}"]
-    while len("-".join(kept + end).encode()) > LONGEST:
-        kept, end = kept[:-1], [f"{zlib.crc32('-'.join(words).encode()):08x}", f"seed{seed}"]
-    return Path("runs") / "-".join(kept + end).replace("/", "_")
+    flags = [f"{name}{value}" for name, value in shown.items() if name not in UNNAMED]
+    return Path("runs") / "-".join([mitigation, *flags, f"seed{seed}"]).replace("/", "_")
 
 
 class Writer(NamedTuple):
@@ -71,16 +66,16 @@ class Writer(NamedTuple):
         fixed: texts, by name, that must be the same when the run is resumed: program text, and the puzzles' names.
         columns: of metrics.csv, as the trial step has them. ValueError when the folder of a new run exists, when
         another process writes it, and when no step is left."""
-        run, asked = self.run, asdict(self.settings) | self.hyper_parameters
+        run, asked = self.run, asdict(self.settings)
         if not resume:
-            start_run(run, asdict(self.settings), self.hyper_parameters, fixed, columns)
+            start_run(run, asked, self.hyper_parameters, fixed, columns)
             return 0, {}
         lock(run)
         state = load_state(run)
-        check_same(run, state, asked, checksums(asked, fixed))
+        check_same(run, state["step"], asked, checksums(asked, fixed))
         metrics = {}
         if state["step"] > 0:
-            metrics = check_logs(run, state, {*self.logged})
+            metrics = read_metrics(run, state["lengths"]["metrics.csv"])
             check_columns(run, columns)
             try:
                 for name, learner in self.learners.items():
@@ -88,7 +83,7 @@ class Writer(NamedTuple):
             except (KeyError, TypeError, AttributeError, RuntimeError, ValueError):
                 raise ValueError(f"{run / STATE} does not fit this run's model: put back the one that it "
                                  "wrote") from None
-        reopen_run(run, state, asdict(self.settings), columns)
+        reopen_run(run, state, asked, columns)
         if state["step"] == self.settings.steps:
             self.write_weights(run / "checkpoint")  # which may be of a later step, lost with a kill
         return state["step"], {name: float(x[-1]) for name, x in metrics.items() if not np.isnan(x[-1])}
@@ -126,12 +121,10 @@ class Writer(NamedTuple):
             self.save_state(step)
 
     def save_state(self, step: int) -> None:
-        """Write the model, and state.pt: what the learners know, what was asked for, and the logs' lengths."""
+        """Write the model, and state.pt: what the learners know, and the logs' lengths."""
         run = self.run
         self.write_weights(run / "checkpoint")
-        state = {"step": step, "layout": LAYOUT, "settings": asdict(self.settings) | self.hyper_parameters,
-                 "lengths": {name: (run / name).stat().st_size for name in LOGS},
-                 "checksums": {name: checksum(run / name) for name in LOGS},
+        state = {"step": step, "layout": LAYOUT, "lengths": {name: (run / name).stat().st_size for name in LOGS},
                  "learners": {name: learner.state_dict() for name, learner in self.learners.items()}}
         replace_file(run / STATE, lambda part: torch.save(state, part))
 
@@ -235,8 +228,7 @@ def load_state(run: Path) -> dict:
         return {"step": 0, "lengths": dict.fromkeys(LOGS, 0)}
     try:
         state = torch.load(file, map_location="cpu", weights_only=True)
-        check_fields(state, {"step": int, "layout": int, "settings": dict, "lengths": dict, "checksums": dict,
-                             "learners": dict}, file)
+        check_fields(state, {"step": int, "layout": int, "lengths": dict, "learners": dict}, file)
         require(state["layout"] == LAYOUT, "")
     except Exception:  # a torn, foreign or unsafe file shows itself in many ways
         raise ValueError(f"{file} is broken or was not written by this version of train.py: remove it to resume from "
@@ -244,41 +236,20 @@ def load_state(run: Path) -> dict:
     return state
 
 
-def check_same(run: Path, state: dict, asked: dict, inputs: dict) -> None:
-    """ValueError when a run has nothing left to do, and unless it has the settings of its state, but for those that may
-    change, and reads what it read when it began, wherever that is. asked: settings and hyper-parameters."""
-    done, steps, falls, config = state["step"], asked["steps"], asked["linear_decay"], read_config(run)
+def check_same(run: Path, done: int, asked: dict, inputs: dict) -> None:
+    """ValueError when a run has nothing left to do, and unless it reads what it read when it began, wherever that is.
+    asked: its settings."""
+    steps, falls, config = asked["steps"], asked["linear_decay"], read_config(run)
     require(done <= steps, f"{run} already has {done} steps, more than --steps {steps}")
     require(read_json(run / "final.json", missing={}).get("step") != steps, f"{run} has finished its {steps} steps: "
             + ("start a new run" if falls else "pass a larger --steps to continue it"))
-    before = state.get("settings", config["settings"])
-    require(not falls or steps == before["steps"], f"with --linear_decay the learning rate of {run} depends on its "
-            f"{before['steps']} steps: resume it without --steps, or start a new run")
-    for name in before.keys() - {*FREE}:  # an older version has fewer
-        now = asked.get(name)
-        require(now == before[name] or name in PATHS and now and before[name],
-                f"{run / STATE} was written with {name}={before[name]}, but "
-                f"config.json says {now}: put back the one of them that you replaced")
+    before = config["settings"]["steps"]
+    require(not falls or steps == before, f"with --linear_decay the learning rate of {run} depends on its {before} "
+            "steps: resume it without --steps, or start a new run")
     for name in inputs:
         require(inputs[name] in config["inputs"].values(),
                 f"{name} is not what {run} began with: put that back, say where it is "
                 f"with --{', --'.join(PATHS)}, or start a new run")
-
-
-def check_logs(run: Path, state: dict, logged: set[str]) -> dict[str, np.ndarray]:
-    """The rows of metrics.csv that were there when the state was written. ValueError where a log is not what it was up
-    to there, and where the credit log has other numbers of batch.log than the trial step."""
-    for log in LOGS:
-        written = (run / log).read_bytes() if (run / log).is_file() else b""
-        require(zlib.crc32(written[: state["lengths"][log]]) == state["checksums"][log],
-                f"{run / log} was changed since {STATE} was written: put it back, or remove {STATE} to "
-                "resume from the start of the run")
-    metrics = read_metrics(run, state["lengths"]["metrics.csv"])
-    written = own_columns(read_credit(run, metrics)[0])
-    before, now = (", ".join(sorted(names)) or "nothing" for names in (written, logged))
-    require(before == now, f"{run / 'credit'} has {before} of batch.log, but the trial step {now}: log the same names, "
-            "or start a new run")
-    return metrics
 
 
 def reopen_run(run: Path, state: dict, settings: dict, columns: Iterable[str]) -> None:

@@ -49,7 +49,7 @@ def content(file: Path) -> object:
         return [{k: v for k, v in row.items() if k not in ("seconds", "tokens_per_second")} for row in rows]
     if file.name == "state.pt":
         state = torch.load(file, weights_only=True)
-        del state["lengths"]["metrics.csv"], state["checksums"]["metrics.csv"]  # of times
+        del state["lengths"]["metrics.csv"]  # of times
         return repr_of(state)
     return json.loads(file.read_text()) if file.suffix == ".json" else file.read_bytes()
 

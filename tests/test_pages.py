@@ -102,26 +102,10 @@ def test_the_checks_of_the_course_exist():
     assert len(found) == 6
 
 
-def test_names_of_other_trainers_are_answered_as_the_page_says():
-    """Guards against a name of the page that train.py does not know, one that the page does not have, and a hint at a
-    flag that the page does not have beside the name, or that does not exist."""
-    page = PAGES[ROOT / "docs" / "trl.md"].partition("## Settings")[2]
-    hints = {name: re.findall(r"--(\w+)", here) for here, names in flags.ELSEWHERE.items() for name in names.split()}
+def test_the_flags_beside_names_of_other_trainers_exist():
     known = {*vars(Settings()), *(x for m in MITIGATIONS.values() for x in m.parameters)}
-    said = {}  # by name, its rows
-    for row in re.findall(r"^\|.*(?:`--|no equal).*", page, re.M):
-        theirs, here = row.split("|")[1:3] if not row.startswith("| `--") else row.split("|")[2:0:-1]
-        pieces = [re.findall("`([^`]*)`", cell) for cell in (theirs, here)]  # of code
-        names = [re.findall(r"(?:^|[(, ])([\w.]+)(?==|$)", piece) * (piece[0] != "-") for piece in sum(pieces, [])]
-        named = [name for name in sum(names, []) if name not in {*ADVANTAGES, *LOSSES, *MITIGATIONS, "PARTS"}]
-        ours = [re.findall(r"--(\w+)", piece) for piece in pieces[1]]
-        assert {*sum(ours, [])} <= known
-        said |= {name: said.get(name, "") + row for name in named if name not in vars(Settings())}
-        if len(pieces[0]) == len(named) and [*map(len, ours)] == [1] * len(named):  # one flag beside one name
-            assert all(flag in hints.get(name, [name]) for name, (flag,) in zip(named, ours)), row
-    assert hints.keys() == said.keys() and len(hints) > 45
-    for name, hinted in hints.items():
-        assert {*hinted} <= {*re.findall(r"--(\w+)", said[name])} and (hinted or "no equal" in said[name]), name
+    found = {*re.findall(r"`--(\w+)", PAGES[ROOT / "docs" / "trl.md"].partition("## Settings")[2])}
+    assert found <= known and len(found) > 25
 
 
 def test_every_column_is_explained():
