@@ -1,6 +1,6 @@
 """A picture of what every token did, and of the credit that a method gave it.
 
-Run it:  python -m lab.truth.measure        writes truth.png: A*, and GRPO's credit
+Run it:  python -m lab.truth.measure        writes truth.png: A*, and the credit of the first of --methods
          python -m lab.truth.score --mitigation entropy_ratio        the same with that method's credit
 """
 import textwrap
@@ -28,11 +28,9 @@ def examples(truth: dict) -> list[np.ndarray]:
     return [ordered[right.index(which)] for which in (True, False)] if len({*right}) == 2 else ordered[:2]
 
 
-def draw(truth: dict, file: Path, credit: np.ndarray | None = None, name: str = "GRPO's credit") -> None:
-    """Two responses, each twice: its tokens coloured by A*, then by a credit (N,), which is GRPO's where none is given.
-    Each measure has a scale of its own."""
-    measures = {"A*: how the token changed the probability of success": truth["a_star"],
-                name: truth["advantage"] if credit is None else credit}
+def draw(truth: dict, file: Path, credit: np.ndarray, name: str) -> None:
+    """Two responses, each twice: its tokens coloured by A*, then by a credit (N,). Each measure has its own scale."""
+    measures = {"A*: how the token changed the probability of success": truth["a_star"], name: credit}
     pair, blocks = examples(truth), []
     for rows in pair:
         prompt = truth["prompts"][truth["response"][rows[0]]].replace("->", "→")

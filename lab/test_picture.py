@@ -18,19 +18,17 @@ def test_picture_shows_tokens_and_shades(pieces, tmp_path, figures):
              "a_star": rng.normal(size=4 * L), "piece": np.tile(pieces, 4),
              "prompts": np.repeat(["3 -> 7", "1 -> 9"], 2)}
     truth["a_star"][-1] = 9.0  # the wrong response with the largest A*
-    for credit, name in ((None, "GRPO's credit"), (rng.normal(size=4 * L), "credit of mine")):
-        picture.draw(truth, tmp_path / "a.png", credit, *([] if credit is None else [name]))
-        figure = figures[-1]
-        check_texts(figure)
-        for i, (rows, verdict) in enumerate(((slice(2 * L, 3 * L), "right"), (slice(3 * L, 4 * L), "wrong"))):
-            for axis, values, heading in zip(figure.axes[2 * i : 2 * i + 2], (
-                    truth["a_star"], truth["advantage"] if credit is None else credit),
-                    (f"1 → 9, {verdict}. A*: ", f"{name}, "), strict=True):
-                shares = values[rows] / np.percentile(np.abs(values[2 * L :]), 99)
-                assert axis.get_title(loc="left").startswith(heading)
-                assert [t.get_text() for t in axis.texts] == [p.replace("\n", "↵") or "■" for p in pieces]
-                assert [patch.get_facecolor() for patch in axis.patches] == list(map(tuple, picture.SHADES(
-                    0.5 + shares / 2)))
+    credit = rng.normal(size=4 * L)
+    picture.draw(truth, tmp_path / "a.png", credit, "credit of mine")
+    check_texts(figures[-1])
+    for i, (rows, verdict) in enumerate(((slice(2 * L, 3 * L), "right"), (slice(3 * L, 4 * L), "wrong"))):
+        for axis, values, heading in zip(figures[-1].axes[2 * i : 2 * i + 2], (truth["a_star"], credit),
+                                         (f"1 → 9, {verdict}. A*: ", "credit of mine, "), strict=True):
+            shares = values[rows] / np.percentile(np.abs(values[2 * L :]), 99)
+            assert axis.get_title(loc="left").startswith(heading)
+            assert [t.get_text() for t in axis.texts] == [p.replace("\n", "↵") or "■" for p in pieces]
+            assert [patch.get_facecolor() for patch in axis.patches] == list(map(tuple, picture.SHADES(
+                0.5 + shares / 2)))
 
 
 def test_tokens_are_wrapped_without_loss():

@@ -201,7 +201,7 @@ def describe(batch: TokenBatch, settings: dict) -> dict:
 def add_credit(truth: dict, batch: TokenBatch, wanted: list[str]) -> None:
     """Columns methods (M,) and credits (M, N): the credit, at its defaults, of each wanted method that can be asked."""
     allowed = fitted_methods(batch.task, batch.ask.policy.heads)
-    methods = {name: method for name, method in allowed.items() if name in wanted}
+    methods = {name: allowed[name] for name in wanted if name in allowed}
     require(methods, "none of --methods can be asked: they need a head, or a function of another task")
     credits = [check_pure(name, batch, partial(method, batch))[batch.mask].cpu().numpy().astype(np.float32)
                for name, method in follow("credit of every method", methods.items())]
@@ -229,7 +229,7 @@ def arguments() -> Namespace:
         parser.add_argument(f"--{name}", type=type(default), default=default, choices=CHOICES.get(name),
                             help=f"{meaning} (default {'empty' if default == '' else default})")
     parser.add_argument("--methods", nargs="+", default=[*MITIGATIONS], choices=MITIGATIONS, metavar="NAME",
-                        help="to score (default all that can be asked)")
+                        help="to score, and the first to draw (default all that can be asked)")
     parser.add_argument("--only_rollouts", action="store_true", help="score nothing: cosines of updates need "
                         "a gradient of all weights for each puzzle, for which a large model has no room")
     return parser.parse_args()
@@ -277,7 +277,7 @@ def main() -> None:
         if not args.only_rollouts:
             tables += score_tables(all_scores(batch, truth))
             (out / "scores.md").write_text("\n".join(map(str, tables)), encoding="utf-8")
-            draw(truth, out / "truth.png")
+            draw(truth, out / "truth.png", truth["credits"][0], f"credit of {truth['methods'][0]}")
         print(*tables, f"wrote {out}", sep="\n")
 
 

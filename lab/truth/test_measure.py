@@ -172,8 +172,8 @@ def test_values_converge_to_those_of_all_continuations():
 
 def test_the_command(tmp_path, monkeypatch, run_program, refusal):
     """Guards against columns that a reader lacks, methods left out, a second call that begins again or fits the critic
-    again, rollouts of other responses, and a traceback on Ctrl-C."""
-    folder, resumed = tmp_path / "out", []
+    again, rollouts of other responses, a picture of another method's credit, and a traceback on Ctrl-C."""
+    folder, resumed, drawn = tmp_path / "out", [], []
     words = ["--questions", 2, "--responses", 2, "--critic_batches", 1, "--max_new_tokens", 40, "--out", folder]
     monkeypatch.setattr(heads, "SIZE", 4)
     monkeypatch.setattr(statistics, "RESAMPLES", 100)
@@ -196,12 +196,17 @@ def test_the_command(tmp_path, monkeypatch, run_program, refusal):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(heads, "sample", lambda *_: pytest.fail("the critic is there"))
+    with monkeypatch.context() as patch:
+        patch.setattr(gt, "draw", lambda *arguments: drawn.extend(arguments[2:]))
+        run_program(gt, *words, "--rollouts", 8, "--methods", "ppo", "none")
+    assert drawn[1] == "credit of ppo"
+    assert drawn[0] == pytest.approx(saved["credits"][scored.index("ppo")], abs=1e-5)
     monkeypatch.setattr(gt, "sample_truth", interrupted)
     sentence = refusal(gt, *words, "--rollouts", 30, "--methods", "ppo", "none")
     assert "interrupted" in sentence and str(folder) in sentence
     assert outcome(resumed[0]) == outcome(saved)
-    assert resumed[0]["methods"].tolist() == ["none", "ppo"]
-    assert resumed[0]["credits"] == pytest.approx(saved["credits"][[0, scored.index("ppo")]], abs=1e-5)
+    assert resumed[0]["methods"].tolist() == ["ppo", "none"]
+    assert resumed[0]["credits"] == pytest.approx(saved["credits"][[scored.index("ppo"), 0]], abs=1e-5)
     assert f"{folder / 'ground_truth.npz'} is about other responses" in refusal(gt, *words, "--seed", 1)
     with pytest.raises(ValueError, match="about other responses"):
         gt.read_rollouts(saved | {"token": saved["token"][::-1]}, folder / "ground_truth.npz")
