@@ -276,7 +276,8 @@ def convert(files: list[Path], options: Options, hyper_parameters: dict) -> None
     taken = ", ".join(f"{step} by {taken.name}" for step, taken in folders.items())
     said = [f"read {', '.join(map(str, files))}",
             f"{len(rollouts):,} responses, {G} to a prompt, in {s.steps} steps; advantage: "
-            f"{'ours, ' * (s.advantage != 'theirs')}{s.advantage}; a reward above {middle:g} counts as success",
+            f"{'ours, ' * (s.advantage != 'theirs')}{s.advantage}; credit: {s.mitigation}; a reward above {middle:g} "
+            "counts as success",
             *[f"each step was read by the newest checkpoint before it: {taken}"] * (folder != Path(options.model)),
             *notes,
             *[f"{early:,} rollouts were left out: there is no checkpoint before their step; {SAVE}"] * (early > 0),

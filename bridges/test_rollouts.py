@@ -134,7 +134,7 @@ def test_ids_give_what_the_sampler_recorded(sampled, tmp_path, run_program, caps
     assert metrics["truncated"][1] == pytest.approx(1 - batch.ended.float().mean())
     assert metrics["success"][1] == pytest.approx((batch.reward > batch.reward.max() / 2).double().mean())
     assert metrics["rewards/half"][1] == pytest.approx(batch.reward.mean() / 2) and np.isnan(metrics["rewards/gone"][1])
-    assert "so it may have written them" in said and "ours, rloo" in said
+    assert "so it may have written them" in said and "ours, rloo; credit: prefix_tree; " in said
     model, expected = Qwen2ForCausalLM.from_pretrained(BUNDLED, dtype=torch.float32), []
     for row in (rows[i] for i in order):
         with torch.no_grad():
