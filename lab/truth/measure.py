@@ -273,11 +273,11 @@ def main() -> None:
         sample_truth(policy, puzzles, truth, args.rollouts, args.seed, args.max_new_tokens,
                      lambda: save_truth(truth, file))
         save_truth(truth, file)
+        draw(truth, out / "truth.png", truth["credits"][0], f"credit of {truth['methods'][0]}")
         tables = [table_facts(truth)]
         if not args.only_rollouts:
             tables += score_tables(all_scores(batch, truth))
             (out / "scores.md").write_text("\n".join(map(str, tables)), encoding="utf-8")
-            draw(truth, out / "truth.png", truth["credits"][0], f"credit of {truth['methods'][0]}")
         print(*tables, f"wrote {out}", sep="\n")
 
 

@@ -1,6 +1,9 @@
 """The truth about each token: values against the enumeration of all continuations, rollouts, the file, the command."""
 import functools
 import json
+import re
+import shlex
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -210,3 +213,23 @@ def test_the_command(tmp_path, monkeypatch, run_program, refusal):
     assert f"{folder / 'ground_truth.npz'} is about other responses" in refusal(gt, *words, "--seed", 1)
     with pytest.raises(ValueError, match="about other responses"):
         gt.read_rollouts(saved | {"token": saved["token"][::-1]}, folder / "ground_truth.npz")
+
+
+def test_the_task_and_the_command_of_a_readers_own_prompts(tmp_path, monkeypatch, run_program):
+    """Those of docs/trl.md, with fewer rollouts: guards against another prompt or grade than that of the rows."""
+    page = (Path(gt.__file__).parents[2] / "docs" / "trl.md").read_text(encoding="utf-8")
+    words = shlex.split(re.search(r"lab\.truth\.measure (--task path/to/my_task.py --data problems.jsonl .*)", page)[1])
+    rows = [{"prompt": f"Using the numbers [{x}, 7], create", "answer": x} for x in (" 3", " 4", " 5")]
+    monkeypatch.chdir(tmp_path)
+    Path("my_task.py").write_text(re.search(r"```python\n(# my_task.py\n.*?)```", page, re.S)[1])
+    Path("my_rewards.py").write_text("def right(texts, answer): return [a in text for a, text in zip(answer, texts)]")
+    Path("problems.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    run_program(gt, *words, "--task", "my_task.py", "--model", BUNDLED, "--questions", 2, "--max_new_tokens", 30,
+                "--rollouts", 1, "--only_rollouts")
+    truth = read_truth(Path("runs/deserved/ground_truth.npz"))
+    assert truth["methods"].tolist() == ["entropy_ratio", "none"] and Path("runs/deserved/truth.png").is_file()
+    for tokens in by_response(truth):
+        row = rows[truth["group"][tokens[0]]]
+        assert truth["prompts"][truth["response"][tokens[0]]] == row["prompt"]
+        assert (truth["success"][tokens] == (row["answer"] in "".join(truth["piece"][tokens]))).all()
+    assert len({*truth["success"]}) == 2
