@@ -17,10 +17,9 @@ from transformers import HeliumConfig, HeliumForCausalLM, MistralConfig, Mistral
 
 import start
 import train
-from grpo import ADVANTAGES, LOSSES
 from methods import MITIGATIONS
 from methods.heads import Critic
-from plumbing import flags, launch, metrics
+from plumbing import launch, metrics
 from plumbing.runs import read_metrics
 from plumbing.tokenizer import Tokenizer
 from settings import Settings

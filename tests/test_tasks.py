@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import train
-from models import talk, warm_start
+from models import talk
 from plumbing.launch import BUNDLED
 from plumbing.task_file import load_puzzles, load_task
 from tasks import latin_task, math_task
