@@ -1,6 +1,5 @@
 """Advantage, loss, update and log, each against an independent computation."""
 import copy
-import itertools
 import math
 import random
 import statistics
@@ -68,17 +67,6 @@ def test_advantage_by_the_textbook(estimator):
         check_advantages(estimator, torch.full((Q * G,), offset), G)
 
 
-@pytest.mark.parametrize("estimator, parts", [*((name, [0.6] * 4) for name in grpo.ADVANTAGES),
-                                              *((name, [1, 0, 0.6, 0.8]) for name in grpo.ADVANTAGES)])
-def test_equal_rewards_have_no_advantage_unless_what_is_compared_differs(estimator, parts):
-    """Parts that add up to the same reward differ, and so do successes: of these maxrl and gdpo make advantages."""
-    first = torch.tensor(parts, dtype=torch.float64)  # (4,)
-    reward = torch.full((4,), 1.1, dtype=torch.float64)
-    batch = make_batch([1] * 4, [0.0] * 4, reward=reward, success=first.float(), parts={"a": 1.0, "b": 0.5},
-                       grades={"a": first, "b": 2 * (reward - first)})
-    assert grpo.compare(batch, estimator).any() == (estimator in ("maxrl", "gdpo") and len({*parts}) > 1)
-
-
 def test_shaped_rewards_by_hand_leave_the_graded_one():
     """Guards against a punishment that begins elsewhere, a KL of the wrong sign, padding or response, and a reward that
     is shaped in the logs, or not where it is compared."""
@@ -93,22 +81,6 @@ def test_shaped_rewards_by_hand_leave_the_graded_one():
         a, b = (expected[0] - expected[1]) / 2, (expected[2] - expected[3]) / 2
         assert found == pytest.approx([a, -a, b, -b], abs=1e-6)
     assert batch.reward.tolist() == [1, 1, 0.1, 1.1]
-
-
-def test_the_kl_in_the_reward_has_the_gradient_of_the_kl_of_responses():
-    """By brute force over both tokens of all nine responses: against a KL of single tokens, and another sign."""
-    table = torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
-    reference = torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    responses = torch.tensor(list(itertools.product(range(3), repeat=2)))  # (9, 2); row 0 is for the first token
-    rows = torch.stack((torch.zeros(9, dtype=torch.long), responses[:, 0] + 1), dim=1)
-    pi, ref = (x.log_softmax(1)[rows, responses] for x in (table, reference))  # (9, 2)
-    p, reward = pi.sum(1).exp(), torch.arange(9).double() / 9  # (9,) each
-    batch = make_batch([2] * 9, [0.0] * 9, reward=reward)
-    batch.logprob, batch.ask.reference_logprob = pi.detach(), ref
-    shaped = grpo.shape_reward(batch, Settings(shaping="kl", shaping_beta=0.3))  # (9,)
-    found, = torch.autograd.grad((p.detach() * shaped * pi.sum(1)).sum(), table, retain_graph=True)
-    goal = (p * reward).sum() - 0.3 * (p * (pi - ref).sum(1)).sum()  # E[r] - beta KL(pi || ref)
-    torch.testing.assert_close(found, torch.autograd.grad(goal, table)[0])
 
 
 def test_noise_of_credit_by_the_tree_of_all_responses():
@@ -307,16 +279,13 @@ def test_two_updates_equal_plain_autograd(architecture, tied, checkpointed, temp
     assert 0 < row["clip_fraction"] < 1 and filler != reasoning
 
 
-@pytest.mark.parametrize("loss", grpo.LOSSES)
-@pytest.mark.parametrize("lora", [False, True])
-def test_both_readings_are_one_update(loss, lora, exact):
+def test_both_readings_are_one_update(exact):
     """Guards against a prompt, a clip or an adapter that only one of them knows."""
-    models, rows = {reading: tiny(tied=not lora) for reading in grpo.READINGS}, []
+    models, rows = {reading: tiny(tied=False) for reading in grpo.READINGS}, []
     for reading, model in models.items():
         batch, credit = step_by_hand(model)
-        if lora:
-            add_adapters(model, 2, 4.0, 0)
-        rows.append(take_update(model, batch, credit, reading=reading, loss=loss, updates_per_batch=3, micro_batch=3))
+        add_adapters(model, 2, 4.0, 0)
+        rows.append(take_update(model, batch, credit, reading=reading, loss="gspo", updates_per_batch=3, micro_batch=3))
     for (name, p), q in zip(models["shared"].named_parameters(), models["plain"].parameters()):
         torch.testing.assert_close(p, q, atol=1e-10, rtol=0, msg=name)
     assert rows[0].pop("tokens_updated") < rows[1].pop("tokens_updated")
