@@ -149,13 +149,6 @@ def test_an_expression_in_the_notation_of_a_chat_model(text, answer, numbers, ta
     assert graded == {"format": 1, "answer": answer}
 
 
-@pytest.mark.filterwarnings("error")  # of Python's parser
-def test_an_expression_has_no_powers_code_foreign_digits_and_endless_input():
-    for text in ("(1)+" * 9 + "(" * 33, "(" * 200, "95**96**97", "9//2", "", "1e9", "1\n", "\u0663+1", "2\u00b2",
-                 "\ud800", "[1]", "print(1)", "9" * 10_000):
-        assert task.expression_value(text) is None, text
-
-
 @pytest.mark.parametrize("pieces, roles, answer", [
     # tags are split over several tokens and merged with their neighbours; the answer begins with its own `<`
     ([" 5", " -", "3", "!</", "think", ">\n", "<", "answer", ">(", "5", ")</", "answer", "><", "answer", ">", "9", ""],

@@ -19,7 +19,6 @@ import qwen2_model
 from plumbing import compute
 from plumbing.compute import attention_on_gpu
 from qwen2_model import attention, load_model, parse_config, save_model, to_checkpoint
-from sampler import describe
 from tests.random_checkpoints import FAMILIES, HF, V, assert_close, assert_same_logits, both, random_tokens
 
 # Of the 8 pairs of a head, one keeps its frequency, five have an eighth of it, and two lie between.
@@ -47,12 +46,13 @@ def edit_tensors(folder: Path, change: Callable[[dict[str, Tensor]], object]) ->
     ("llama", True, SCALED), ("llama", False, {"num_key_value_heads": 6})])
 def test_logits_gradients_and_checkpoints_are_those_of_transformers(family, tied, options, tmp_path):
     """Guards against any error of the forward; a parameter that does not train, a layer that is recomputed differently,
-    or not at all; a name, shape, configuration or dtype that transformers 5, or 4, does not find in what we save; and
-    against refusing a published checkpoint for its copy of the tied embedding, or for RoPE's frequencies."""
+    or not at all; a name, shape, configuration or dtype that transformers 5, or 4, does not find in what we save; bfloat16
+    further off than theirs; and against refusing a published checkpoint for its copy of the tied embedding, or for RoPE's frequencies."""
     hf, model = both(family, tmp_path, tie_word_embeddings=tied, **options)
     tokens, runs = random_tokens(3, 200 if options is SCALED else 40), []
     assert_same_logits(hf, model, tokens)
-    hf(tokens).logits.log_softmax(-1).square().mean().backward()
+    exact = hf(tokens).logits
+    exact.log_softmax(-1).square().mean().backward()
     theirs = {name: p.grad for name, p in hf.named_parameters()}
     model.layers[1].register_forward_pre_hook(lambda *_: runs.append(1))
     for model.checkpoint_activations in (False, True):
@@ -77,6 +77,8 @@ def test_logits_gradients_and_checkpoints_are_those_of_transformers(family, tied
         assert theirs.keys() == ours.keys()
         for name, p in ours.items():
             assert theirs[name].dtype == p.dtype == dtype and torch.equal(theirs[name], p), name
+        errors = [(logits - exact).square().mean() for logits in (model(tokens), hf(tokens).logits)]
+        assert errors[0] < 1.5**2 * errors[1] + 1e-9  # of bfloat16 no more than transformers'
         saved = json.loads((folder / "config.json").read_text())
         assert [saved["dtype"], saved["torch_dtype"]] == [str(dtype).removeprefix("torch.")] * 2
         scaling = saved.get("rope_scaling") or {"rope_type": "default"}
@@ -160,17 +162,6 @@ def test_a_broken_checkpoint_is_refused_in_one_sentence(damage, error, said, tmp
     damage(tmp_path / "checkpoint")
     with pytest.raises(error, match=rf"\A[^\n]*{said}[^\n]*\Z"):
         load_model(tmp_path / "checkpoint")
-
-
-@pytest.mark.parametrize("miss", [1e-2, 1e-4, 1e-6])  # the probability of all tokens but the first
-def test_logit_grad_is_the_norm_of_the_gradient_where_a_token_is_nearly_certain(miss):
-    """Guards against cancellation: in fp32 the textbook formula returns 0 for true values near 1e-4. (test_sampler.py
-    has the other cases.)"""
-    logits = torch.tensor([1 - miss] + [miss / 49] * 49, dtype=torch.float64).log().repeat(2, 1).requires_grad_()
-    logits.log_softmax(-1)[[0, 1], [0, 1]].sum().backward()
-    log_probs = logits.detach().float().log_softmax(-1)
-    *_, logit_grad = describe(log_probs, log_probs.exp(), torch.tensor([[0], [1]])).T
-    torch.testing.assert_close(logit_grad.double(), logits.grad.norm(dim=-1), atol=0, rtol=1e-4)
 
 
 @pytest.mark.parametrize("tied, temperature, logits_kept, kept", [

@@ -17,7 +17,6 @@ from models import talk
 from plumbing.launch import BUNDLED
 from plumbing.task_file import load_puzzles, load_task
 from tasks import latin_task, math_task
-from tasks.data import digits
 from tasks.math_task import Problem, number
 from tests.fixtures import spans_of
 
@@ -293,17 +292,6 @@ def test_weights_that_git_lfs_did_not_fetch_are_called_so(tmp_path, refusal):
     (folder / "model.safetensors").write_text(pointer)
     for program in (train, talk):
         assert "with `git lfs pull` where it was cloned" in refusal(program, "--model", folder)
-
-
-@pytest.mark.parametrize("kind, significant", [(np.float16, 3), (np.float32, 6), (np.float64, 15)])
-def test_a_decimal_is_read_back_from_its_float(kind, significant):
-    """A float gives back any decimal of so many digits (FLT_DIG in C). Guards against its binary fraction."""
-    for number in np.random.default_rng(0).integers(1, 10**significant, 300):
-        for text in (f"{number}e-4", f"-{number}e-2", str(number)):
-            assert Fraction(digits(kind(text), "answer")) == Fraction(text)
-    for rounded in (np.float16(16384), np.float32(123456789)):
-        with pytest.raises(ValueError, match="may have been rounded: store it"):
-            digits(rounded, "answer")
 
 
 @pytest.mark.parametrize("kind, values, read", [

@@ -261,11 +261,7 @@ TEMPLATES = {  # in short what these families' do
         {% if add_generation_prompt %}
 <|im_start|>assistant
         {% endif %}""",
-    "gemma": SYSTEM + "{{ bos_token }}" + REST +
-        "{% if (m.role == 'user') != loop.index0 is even %}{{ raise_exception('Roles must\nalternate') }}{% endif %}"
-        "{{ '[H]' + m.role.replace('assistant', 'model') + '\n' + (first + '\n\n' if loop.first and first else '') }}"
-        "{{ m.content | trim + '<|eot|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '[H]model\n' }}{% endif %}",
-    "rounds": "{% if messages[0].role != 'system' %}{{ raise_exception('System first') }}{% endif %}{{ bos_token + "
+    "rounds": "{% if messages[0].role != 'system' %}{{ raise_exception('System\nfirst') }}{% endif %}{{ bos_token + "
         "pad_token + voice_token + turn_token }}{{ documents | tojson if documents is not none }}"
         "{% for m in messages %}{{ m | tojson(ensure_ascii=true, indent=1) + m | tojson }}"
         "{% if m.role != 'assistant' %}{% continue %}{% endif %}"

@@ -11,13 +11,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import analyze
-import train
 from extras.turns import decode, play, texts_without, with_replies
 from grpo import READINGS, compare, shape_reward, update
 from methods import MITIGATIONS
 from methods.queries import Queries, logprobs_without
 from methods.turns import turn_baseline, turn_mean, turn_vine
-from plumbing import tokens_page
 from plumbing.launch import MODELS
 from plumbing.metrics import log_columns, sampling_cost, tokens_reread, turn_of
 from plumbing.optimizer import Optimizer
@@ -290,23 +288,6 @@ def test_turn_baseline_by_loops():
     assert one[:, 0].tolist() == pytest.approx([4 / 3 * (x - sum(r) / 4) for x in r])
 
 
-def test_to_end_has_no_bias_and_the_default_has():
-    """The exact mean of credit * grad log pi over all groups of two responses of a policy that stops with probability
-    p after a turn, against the gradient of the expected reward."""
-    p, q, w = 0.3, 0.6, 0.2  # stop after the first turn; win if it stops, or goes on
-    outcomes = [(0, 1.0, p * q), (0, 0.0, p * (1 - q)), (1, 1.0, (1 - p) * w), (1, 0.0, (1 - p) * (1 - w))]
-    slope = {0: 1 / p, 1: -1 / (1 - p)}  # d log pi(first turn) / dp
-    gradient = {}
-    for to_end in (False, True):
-        gradient[to_end] = sum(
-            weight * other * slope[last] * turn_baseline(make_batch(
-                [1 + last, 1 + stops], [0.0, 0.0], before=({1: []} if last else {}, {1: []} if stops else {}),
-                reward=torch.tensor([r, s])), to_end)[0, 0].item()
-            for last, r, weight in outcomes for stops, s, other in outcomes)
-    assert gradient[True] == pytest.approx(q - w, abs=1e-6)
-    assert abs(gradient[False] - (q - w)) > 0.1
-
-
 # -------------------------------------------------------------------------------------------------- continuations
 
 
@@ -357,20 +338,6 @@ def test_hostile_replies_are_characters_or_end_the_response(said):
         assert not any(batch.before) and (batch.mask.sum(1) <= 30).all()
 
 
-@pytest.mark.parametrize("body, shown", [
-    ("raise OSError('the server has gone')", "has gone"),
-    *((f"return {said}", "the task's reply must return text, not")
-      for said in ("7", "'higher', 7", "b'higher'", "[{'role': 'user', 'content': 'higher'}]"))])
-def test_an_environment_that_fails_is_one_sentence(body, shown, tmp_path, refusal, monkeypatch):
-    """The trial step tries a reply, though no turn ends in it."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "my_task.py").write_text(
-        f"from tasks.guess_task import *\n\n\ndef reply(turns, puzzle, chat):\n    {body}\n")
-    said = refusal(train, "--task", tmp_path / "my_task.py", "--model", GUESS, "--eval_problems", 2, "--steps", 1,
-                   "--max_new_tokens", 1)
-    assert shown in said and not (tmp_path / "runs").exists()
-
-
 # ------------------------------------------------------------------------------------------------------------ logs
 
 
@@ -390,24 +357,10 @@ def test_the_credit_log_has_turns_and_replies(fifty):
     assert sorted(set(log) - set(single)) == ["reply_position", "reply_response", "reply_token", "turn"]
 
 
-def test_replies_stand_in_their_place_without_a_measure(run_program, tmp_path, monkeypatch):
-    """Guards against a reply of another step or response, one that is coloured like a token without credit, and a
-    response whose number does not fit into the 16 bits of a step's log."""
-    words = f"--task guess --questions 3 --responses 4 --eval_problems 8 --pass_at 0 --steps 2 --out {tmp_path / 'r'}"
-    run_program(train, *words.split())
-    shown = tokens_page.add_replies(analyze.read_log(tmp_path / "r"))
-    for response in range(24):
-        step, within = 1 + response // 12, response % 12
-        with np.load(tmp_path / "r" / "credit" / f"step-{step:06d}.npz") as own:
-            mine, said = own["response"] == within, own["reply_response"] == within
-            pairs = [(p, 1, t, h) for p, t, h in zip(own["position"][mine], own["token"][mine], own["entropy"][mine])]
-            pairs += [(p, 0, t, None) for p, t in zip(own["reply_position"][said], own["reply_token"][said])]
-        # Sorting is stable: what was said before a position keeps its order, and stands before it.
-        expected = sorted(pairs, key=lambda pair: pair[:2])
-        rows = shown["response_id"] == response
-        assert shown["token"][rows].tolist() == [pair[2] for pair in expected]
-        assert [None if np.isnan(h) else h for h in shown["entropy"][rows]] == [pair[3] for pair in expected]
+def test_a_reply_belongs_to_a_response_of_the_whole_run(monkeypatch):
+    """Also where that has a number that does not fit into the 16 bits of a step's log."""
     step = {"response": np.array([2**16 - 1], np.uint16), "reply_response": np.array([5], np.uint16)}
     monkeypatch.setattr(analyze, "with_measures", lambda log: log)
+    monkeypatch.setattr(analyze, "read_metrics", lambda run: None)
     monkeypatch.setattr(analyze, "read_credit", lambda *_: [dict(step), dict(step)])
-    assert analyze.read_log(tmp_path / "r")["reply_response"].tolist() == [5, 2**16 + 5]
+    assert analyze.read_log(None)["reply_response"].tolist() == [5, 2**16 + 5]
