@@ -446,8 +446,8 @@ def test_progress_is_a_line_now_and_then(capsys, monkeypatch):
 
 def test_held_out_success_of_a_single_puzzle_has_no_interval():
     """Guards against a ± nan%, a ± 0.0% where no puzzle is solved or all are, and shares below 0% or above 100%.
-    Wilson's interval of 0 of 4 ends at z^2 / (4 + z^2); with 10 of 20, there is z = 1.96 times the standard error."""
-    for values, text in (([1.0], "100.0%"), ([0.0] * 4, "0.0% (0.0% to 49.0%)"), ([1.0] * 4, "100.0% (51.0% to 100.0%)"),
+    Wilson's interval of 0 of 5 ends at z^2 / (5 + z^2); with 10 of 20, there is z = 1.96 times the standard error."""
+    for values, text in (([1.0], "100.0%"), ([0.0] * 5, "0.0% (0.0% to 43.4%)"), ([1.0] * 4, "100.0% (51.0% to 100.0%)"),
                          ([1.0, 0, 0, 0], "25.0% (4.6% to 69.9%)"), ([1.0, 0, 1, 0], "50.0% ± 35.0%"),
                          ([1.0] * 9 + [0] * 11, "45.0% (25.8% to 65.8%)"), ([1, 0.0] * 10, "50.0% ± 22.5%")):
         success, text = np.array(values), "  held-out " + text
