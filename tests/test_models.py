@@ -1,7 +1,9 @@
-"""The demonstrations of the warm start, and the bundled models that it made."""
+"""models/: the demonstrations of the warm start, the bundled models that it made, and a talk with them."""
+import builtins
 import itertools
 import re
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -12,8 +14,9 @@ import countdown_task
 import start
 import train
 from countdown_task import Puzzle, demonstrate, generate_puzzles, grade, split
-from models import warm_start
+from models import talk, warm_start
 from plumbing.launch import BUNDLED
+from tasks import latin_task
 from tasks.arithmetic import check_calculations, find_calculations
 from tasks.searches import ATTEMPTS
 from tests.plain import plain_logprobs
@@ -117,3 +120,41 @@ def test_a_pretrained_model_is_tuned_until_it_solves_enough(policy, monkeypatch,
     warm_start.tune(policy, puzzles, 20, 0.3, s)
     first, second = (float(x) for x in re.findall(r"loss ([0-9.]+)", capsys.readouterr().out))  # it stops after two
     assert first == pytest.approx(loss, abs=1e-3) and second < first
+
+
+# ----------------------------------------------------------------------------------------------------------------- talk
+
+
+def test_a_token_is_the_darker_the_less_sure():
+    """Guards against a shade on sure tokens, and limits that are turned around."""
+    assert talk.shade("a", 0.95) == "a"
+    colours = [re.search(r"48;5;(\d+)m", talk.shade("a", p)).group(1) for p in (0.9, 0.5, 0.1, 0.0)]
+    assert colours == ["223", "215", "208", "208"]
+
+
+def test_a_puzzle_is_typed_as_it_is_shown_or_stored_and_a_wrong_one_is_a_sentence():
+    """Guards against numbers in another order, Countdown's form asked of another task, and no solution."""
+    for line in ("3 5 7 22", "[3, 5, 7] -> 22", '{"nums": [3, 5, 7], "target": 22}'):
+        assert countdown_task.show(talk.read_puzzle(countdown_task, line)) == "[3, 5, 7] -> 22"
+    puzzle = latin_task.load("heldout", 1)[0]
+    assert talk.read_puzzle(latin_task, puzzle.id) == puzzle
+    for line, said in (("1 1 1 500", r"\[1, 1, 1\] can't make 500"), ("-3 5 2", "expected .* whole numbers from 0 on"),
+                       ("[3, 5] -> -8", "whole numbers from 0 on"), ("3 - 5 2", "from 0 on"),
+                       ("1.5 2 3", "from 0 on"), ("3", "it is no object"), ("3 5 8.", "that is no JSON"),
+                       ("hello", "expected .*29}, but that is no JSON")):
+        with pytest.raises(ValueError, match=f"^(?!.*column).*{said}") as error:
+            talk.read_puzzle(countdown_task, line)
+        assert "typed.jsonl" not in str(error.value)
+
+
+def test_a_conversation(run_program, monkeypatch, capsys):
+    """Guards against an end at the first bad line, a puzzle that is asked twice, and colours that change the text."""
+    typed = mock.Mock(side_effect=["3 5 7 22", "nonsense", "", "", EOFError])
+    monkeypatch.setattr(builtins, "input", typed)
+    run_program(talk, "--max_new_tokens", 100)
+    shown = capsys.readouterr().out
+    plain = re.sub(r"\033\[[\d;]+m", "", shown)
+    assert plain.count("reward") == 3 and "expected" in plain and "[3, 5, 7] -> 22" in plain
+    asked = re.findall(r"^\[.+\] -> \d+$", plain, re.MULTILINE)
+    assert len({*asked}) == 3 and len(shown) > len(plain)
+    assert re.search(r"<answer>[\d ()+*/-]+</answer>\n(right|wrong), reward", plain)
