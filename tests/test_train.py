@@ -454,8 +454,8 @@ def test_a_run_that_is_killed_while_it_writes_is_the_same_in_the_end(tmp_path):
     assert not torch.equal(start, end)
 
 
-def test_a_full_disk_is_one_sentence_and_costs_no_more_than_a_state(quick, undisturbed, tmp_path, monkeypatch):
-    """It is full before the run begins, or with its first state."""
+def test_a_full_disk_is_one_sentence_and_loses_no_state(quick, undisturbed, tmp_path, monkeypatch, capsys):
+    """It is full before the run begins, or with its first state. (capsys: what is printed goes into no file.)"""
     monkeypatch.chdir(tmp_path)
     unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
     for room, said in ((100, r"\[Errno 27\] .*"), (6_000_000, r"run/state.pt can't be written, is the disk full\? .*; "
