@@ -72,6 +72,9 @@ def position_bins(log: dict, count: int) -> list[tuple[str, np.ndarray]]:
     return [(f"{i * 100 // count}-{(i + 1) * 100 // count}%", part == i) for i in range(count)]
 
 
+# ------------------------------------------------------------------------------------------------------ tables of a run
+
+
 def learning_table(metrics: dict) -> Table:
     """A row per step if there are at most ten, else for 0, 1, 10, 50, 100 (the original's) and the last."""
     success, error = metrics["heldout_success"], metrics["heldout_stderr"]
@@ -170,6 +173,9 @@ def top_tokens(log: dict, tokenizer: Tokenizer) -> list[tuple[str, np.ndarray]]:
     return found
 
 
+# ------------------------------------------------------------------------------------------------ its picture and files
+
+
 def draw_credit(log: dict, file: Path) -> None:
     """The size of both measures by type of token, in five parts of the response; no point for fewer than 100 tokens."""
     figure, axes = report.new_figure(2, 3.6)
@@ -191,8 +197,6 @@ def analyze_run(run: Path, log: dict) -> None:
     """Print three tables of a run; write all, the pictures and the page to its analysis/."""
     label, metrics, tokenizer = run_method(read_config(run)), read_metrics(run), Tokenizer(run / "checkpoint")
     method, out = method_name(label), run / "analysis"
-    if not 0 <= log["token"].min() <= log["token"].max() < tokenizer.size:
-        raise ValueError(f"{run / 'credit'} has tokens that {run / 'checkpoint' / 'tokenizer.json'} lacks")
     tables = [learning_table(metrics), *credit_tables(log, tokenizer)]
     out.mkdir(exist_ok=True)
     draw_methods([Group(label, {0: summarize(run, log)})], out / "learning.png")
@@ -217,6 +221,9 @@ def summarize(run: Path, log: dict) -> dict[str, float | dict]:
             **dict(zip(SIZES, [figure for measure in MEASURES for figure in sizes_by_type(log, measure)])),
             **{f"`{name}`": np.nanmean(metrics[name]) for name in further_columns(metrics)},  # alone in backquotes
             "gradient norm": norm.mean(), "its spread": norm.std(), "seconds a step": np.median(seconds)}
+
+
+# ----------------------------------------------------------------------------------------------------- methods compared
 
 
 def estimate(group: Group, column: str) -> Estimate:
@@ -272,7 +279,6 @@ def draw_methods(groups: list[Group], file: Path) -> None:
     for i, group in enumerate(groups):
         look = {"color": PALETTE[i % len(PALETTE)], "linestyle": ("-", "--", ":", "-.")[i // len(PALETTE) % 4]}
         label = textwrap.fill(method_name(group.label), 100, max_lines=1, placeholder=" …")
-        label = " " * label.startswith("_") + label  # matplotlib leaves out of a legend what begins with _
         for axis, name in zip(axes, curves):
             draw_curve(axis, group, name, 0.25 if len(groups) < 4 else 0.1, label=label, marker="os^D"[i % 4], **look)
         mean, _, high, _ = zip(*(estimate(group, name) for name in SIZES[:2]))  # (2,) each

@@ -2,9 +2,9 @@
 chosen credit function. A flag that can't work ends the program with one sentence.
 """
 import difflib
-import importlib
 import inspect
 import os
+import pkgutil
 import re
 from argparse import ArgumentParser, ArgumentTypeError, RawDescriptionHelpFormatter
 from pathlib import Path
@@ -79,13 +79,12 @@ def load_function(name: str | None) -> Callable[[dict], object]:
     """The function module:function of --on_step; one that does nothing where there is none."""
     if not name:
         return lambda row: None
-    module, _, function = name.partition(":")
     try:
-        found = getattr(importlib.import_module(module), function)
+        found = pkgutil.resolve_name(name)
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(f"--on_step {name}: {error}; name module:function, such as tracking:log for `log` in a file "
                          "tracking.py beside train.py") from error
-    require(callable(found), f"--on_step {name}: {found!r:.50} is no function")
+    require(callable(found), f"--on_step {name}: {found!r:.50} is no function; name module:function")
     return found
 
 
