@@ -283,17 +283,6 @@ def test_what_trl_makes_of_a_credit(kind, sequence, tmp_path):
 # ------------------------------------------------------------------------------------------- where it runs
 
 
-def test_credit_stays_with_its_token(sampled, monkeypatch):
-    """Shuffled, and split into six: a token's credit, which is its id, comes back at the token."""
-    folder, batch, *_ = sampled
-    trainer, _ = on_ours(folder, batch, monkeypatch, dict(per_device_train_batch_size=4, steps_per_generation=6),
-                         credit=lambda batch: batch.tokens * batch.mask)
-    for trainer._step in range(6):
-        inputs = trainer._prepare_inputs([{"prompt": str(i // G)} for i in range(Q * G)])
-        assert torch.equal(inputs["advantages"], (inputs["completion_ids"] * inputs["completion_mask"]).float())
-        assert len(inputs["advantages"]) == 4
-
-
 @pytest.mark.parametrize("config, own, asked", [
     ({}, 0, 1), (dict(num_iterations=2), 1, 1), (dict(mask_truncated_completions=True, num_iterations=2), 1, 2)])
 def test_passes(config, own, asked, sampled, monkeypatch):

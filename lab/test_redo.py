@@ -55,23 +55,19 @@ def rewrite(room, old, new):
 
 def test_a_room_comes_out_again_and_what_differs_is_named(room, run_program, refusal, capsys):
     """Guards against today's rows, a maker of today's tree, and a published file that is compared with itself; a file
-    that was edited, by hand or along with its sum, one that nothing makes, a picture of something else taken for other
-    fonts, a maker that fails in silence, and a traceback in an unpacked archive or a shallow clone."""
+    that was edited, one that nothing makes, a picture of something else taken for other fonts, a maker that fails in
+    silence, and a traceback in an unpacked archive or a shallow clone."""
     for words, said in ((["toy"], "table.md: equal\npicture.png: equal\n"), ([], "toy: python make.py\n")):
         run_program(redo, *words)
         assert capsys.readouterr().out == said
-    before = digest(room / "table.md")
     (room / "table.md").write_text("2\n5\n")
     assert "not all of toy came out again" in refusal(redo, "toy")
-    assert "table.md: was changed since\npicture.png: equal\n" in capsys.readouterr().out
-    rewrite(room, before, digest(room / "table.md"))
-    assert "not all" in refusal(redo, "toy") and "table.md: differs\n" in capsys.readouterr().out
+    assert "table.md: differs\npicture.png: equal\n" in capsys.readouterr().out
     rewrite(room, "table.md", "other.md")
     for changed, said in ((1, "equal but for 0.25% of its pixels"), (30, "differs")):
-        pixels, before = PIXELS.copy(), digest(room / "picture.png")
+        pixels = PIXELS.copy()
         pixels.flat[:changed] = 4 - 4 * (pixels.flat[:changed] > 1)
         imsave(room / "picture.png", pixels, vmin=0, vmax=4)
-        rewrite(room, before, digest(room / "picture.png"))
         assert "not all" in refusal(redo, "toy")
         assert f"other.md: is not made\npicture.png: {said}\n" in capsys.readouterr().out
     rewrite(room, "python make.py", "python -c pass")
