@@ -147,7 +147,8 @@ def judge(task: str, own: Group, rloo: Group, below: float, control: Estimate | 
     leads = []
     for axis in AXES:
         seen = looks(own, rloo, axis)
-        (found, n), why = word(seen, below), ""
+        found, n = word(seen, below)
+        why = "ahead" if found == "try" else "behind" if seen[-1].high < 0 else "not shown to be behind"
         if found == "try" and control and not (control.value > 0 and control.p / 2 < bounds.ERROR):
             found, why = "undecided", "not shown to be ahead of its credit in random order"
         elif found == "undecided":
@@ -187,11 +188,13 @@ def report(title: str, leads: list[Lead], note: str, folder: Path) -> str:
         axes[i // 2].errorbar(np.arange(len(value)) + bounds.FIRST + i % 2 / 9, value, (value - low, high - value),
                               fmt="o", label=f"{e.axis}: {e.word}")
         axes[i // 2].set(xlabel="seeds", title=f"{title}, {e.task}")
+        axes[i // 2].xaxis.get_major_locator().set_params(integer=True)
         axes[i // 2].legend()
     axes[0].set_ylabel("points above RLOO, 95%")
     figure.savefig(folder / "leads.png")
     in_all = ", ".join(f"{e.word} at {e.axis}" for e in leads[:len(AXES)]) + "".join(f"; kill on {x}" for x in killed)
-    table = Table(title, f"In all: {in_all}. {note}", ["task", "at", "word", "seeds", "lead", "cost", ""], rows)
+    table = Table(title, f"In all: {in_all}. {note}", ["task", "at", "word", "seeds", "lead", "cost", "why"],
+                  rows)
     (folder / "tables.md").write_text(str(table), encoding="utf-8")
     return f"{table}\nin all: {in_all}\nwrote {folder}/tables.md and leads.png"
 
@@ -207,8 +210,8 @@ def screen(words: list[str], tasks: list[str], seed: int, processes: int) -> Non
     print(compare(step, trained(RLOO, AGAIN, processes), arms.read_groups(box(Settings.task))["RLOO"]), flush=True)
     error, leads = bounds.ERROR / tried / (1 + len(tasks)), []
     note = (f"Lead over runs of RLOO in success averaged over training, in points, ± half of a 95% interval without "
-            f"regard to the looks; cost of a run, RLOO's = 1. Tried here: {tried}. One that is no better is ever a "
-            f"try on a task with a chance of {error:.1%} at most.")
+            f"regard to the looks; cost of a run, RLOO's = 1. Functions screened here: {tried}. If it is no better, the "
+            f"chance of a try on a task was {error:.1%} at most.")
     for task in (Settings.task, *tasks):
         leads += on_task(task, shlex.join(words), control_words(found), error, seed, processes)
         print(report(" ".join(words), leads, note, folder), flush=True)
