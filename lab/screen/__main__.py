@@ -148,7 +148,7 @@ def judge(task: str, own: Group, rloo: Group, below: float, control: Estimate | 
     for axis in AXES:
         seen = looks(own, rloo, axis)
         found, n = word(seen, below)
-        why = "ahead" if found == "try" else "behind" if seen[-1].high < 0 else "not shown to be behind"
+        why = "ahead" if found == "try" else "behind" if seen[n - bounds.FIRST].high < 0 else "not shown to be behind"
         if found == "try" and control and not (control.value > 0 and control.p / 2 < bounds.ERROR):
             found, why = "undecided", "not shown to be ahead of its credit in random order"
         elif found == "undecided":
