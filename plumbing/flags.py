@@ -121,8 +121,9 @@ def hint_of(word: str, flags: list[str]) -> str:
     """What to write instead of a word that is none of these flags: another trainer's, or a slip."""
     name = word.partition("=")[0].lstrip("-").replace("-", "_").rpartition(".")[2]  # verl: actor_rollout_ref.rollout.n
     tables = PAGE.read_text(encoding="utf-8").partition("## Settings")[2]
-    if named := re.findall(rf"^\|.*[`.]{re.escape(name)}[`=].*", tables, re.M):
-        row = min(named, key=lambda row: f"{name}`" not in row)  # the name alone goes before one with a value
+    if named := re.findall(rf"^\|.*[`. ]{re.escape(name)}[`=].*", tables, re.M):
+        # First a row about the name, and of these one without a value.
+        row = min(named, key=lambda row: (name not in row.split("|")[1], f"{name}`" not in row))
         return "docs/trl.md has {}: {}".format(*(cell.strip() for cell in row.split("|")[1:3]))
     near = difflib.get_close_matches(f"--{name}", flags, n=1, cutoff=0.85)
     return f"did you mean {near[0]}?" if near else "--help lists all flags, docs/trl.md those of other trainers"

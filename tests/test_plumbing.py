@@ -127,6 +127,7 @@ def test_the_settings_of_a_run_are_those_of_its_continuation_and_defaults_of_ano
         ("--num_iterations=4", "docs/trl.md has `num_iterations`: `--updates_per_batch`"), ("--output_dir=x", "--out`"),
         ("--beta=0.1", "docs/trl.md has `beta`: `--kl` with"), ("--num-generations=8", "`num_generations`: `--responses`"),
         ("--epsilon=0.1", "`--clip_low 0.1 --clip_high 0.28`"), ("--local-rank=0", "`local_rank`: no equal"),
+        ("--epsilon_high=0.28", "`--clip_low 0.1 --clip_high 0.28`"), ("--scale_rewards=none", "`--advantage dr_grpo"),
         ("actor_rollout_ref.rollout.n=8", "docs/trl.md has `--responses`, `--questions`"),
         ("--logging_steps=5", "takes no --logging_steps=5: --help lists"), ("--reponses=8", "mean --responses?"))),
     (["ppo"], "takes no ppo"), (["--max-new-tokens=9"], "mean --max_new_tokens?"),
