@@ -78,9 +78,7 @@ def test_next_calculations_are_those_of_brute_force(values, data):
 
 @pytest.mark.parametrize("text, numbers, target, expected", [  # before a calculation, and after its a, sign, b, result
     ("5 - 3 = 3, 4 * 2 = 8", (3, 4, 5), 8, ["TTTTF", "FFFFF"]),  # a wrong result; the rest is dead
-    ("5 + 3 = 3, 4 * 3 = 12", (3, 4, 5), 12, ["TTTTF", "FFFFF"]),  # or it would go on with 3 and 4
     ("7 - 3 = 4, 4 + 4 = 8", (3, 4, 5), 13, ["FFFFF", "FFFFF"]),  # or with 4, 4 and 5
-    ("7 - 3 = 4", (3, 4, 5), 8, ["TFFFF"]), ("5 + 5 = 10, 10 + 3 = 13", (3, 5, 5), 13, ["TTTTT", "TTTTT"]),
     ("5 + 3 = 8. How about 5 - 3 = 2, 4 * 2 = 8", (3, 4, 5), 8, ["TTFFF", "TTTTT", "TTTTT"]),  # a new attempt
     ("5 + 3 = 8, 8 + 4 = 12, 5 - 3 = 2", (3, 4, 5), 8, ["TTFFF", "FFFFF", "TTTTT"]),  # one that is finished
     ("5 + 3 = 8, 5 - 3 = 2", (3, 4, 5), 12, ["TTTTT", "TFFFF"]),  # no new attempt: 5 and 3 are used up
@@ -88,7 +86,7 @@ def test_next_calculations_are_those_of_brute_force(values, data):
     ("4 / 2 = 2. 2 * 8 = 16", (2, 4, 8), 16, ["TTTTT", "TTTTT"]),
     ("4 / 2 = 2. 2 * 8 = 16", (2, 4, 8), 64, ["TTFFF", "TTTTT"]),
     ("1 / 5 = 0", (1, 5, 5, 5), 24, ["TTTTF"]),  # 5 * (5 - 1 / 5) needs a fraction
-    ("1 + 1 = 2", (1, 1), 7, ["FFFFF"]), (" Maybe it is 5 -", (3, 4, 5), 8, [])])
+    (" Maybe it is 5 -", (3, 4, 5), 8, [])])
 def test_reachability_of_worked_examples(text, numbers, target, expected):
     """Guards against a new attempt without the numbers, or none where one starts."""
     found = reachability(text, find_calculations(text), numbers, target)
