@@ -32,7 +32,8 @@ def test_flags_of_the_laboratory_exist(command):
             assert re.search(rf"--{flag}\b|^    {flag}: |\"{flag}\", ", source, re.M), command
 
 
-@pytest.mark.parametrize("command", [c for c in COMMANDS if re.search(r"score|lab.screen \w", c) and not WRITTEN & {*c.split()}])
+@pytest.mark.parametrize("command", [
+    c for c in COMMANDS if re.search(r"score|lab.screen \w", c) and not WRITTEN & {*c.split()}])
 def test_commands_with_flags_of_a_function_are_accepted(command):
     words = shlex.split(command)[3:]
     score.parse(words) if "score" in command else parse_flags(["--mitigation", *words])

@@ -166,14 +166,15 @@ def on_task(task: str, words: str, control: str, error: float, seed: int, proces
     for n in (*range(bounds.FIRST, bounds.LAST, processes), bounds.LAST):
         own = trained(on(task, words), range(seed, seed + n), processes)
         leads = judge(task, own, rloo, below)
-        said = ", ".join(f"{e.word} at {e.axis}" for e in leads)
-        print(f"{task}, after {n} seeds: {said}; a try needs p below {below:.5f}", flush=True)
+        said = ", ".join(f"{e.word} at {e.axis} ({points(e.looks[-1])} points)" for e in leads)
+        print(f"{task}, after {n} seeds: {said}; a try needs p below {below:.5f}, and its control", flush=True)
         if "undecided" not in (e.word for e in leads):
             break
     if "try" not in (e.word for e in leads):
         return leads
+    print(f"its control is its credit in random order, {control}", flush=True)
     ahead = arms.difference(own, trained(on(task, control), range(seed, seed + CONTROL), processes))
-    print(f"{task}, over its credit in random order: {points(ahead)} points", flush=True)
+    print(f"{task}, over its control: {points(ahead)} points", flush=True)
     return judge(task, own, rloo, below, ahead)
 
 
@@ -210,8 +211,8 @@ def screen(words: list[str], tasks: list[str], seed: int, processes: int) -> Non
     print(compare(step, trained(RLOO, AGAIN, processes), arms.read_groups(box(Settings.task))["RLOO"]), flush=True)
     error, leads = bounds.ERROR / tried / (1 + len(tasks)), []
     note = (f"Lead over runs of RLOO in success averaged over training, in points, ± half of a 95% interval without "
-            f"regard to the looks; cost of a run, RLOO's = 1. Functions screened here: {tried}. If it is no better, the "
-            f"chance of a try on a task was {error:.1%} at most.")
+            f"regard to the looks; cost of a run, RLOO's = 1. Functions screened here: {tried}. If it is no better, "
+            f"the chance of a try on a task was {error:.1%} at most.")
     for task in (Settings.task, *tasks):
         leads += on_task(task, shlex.join(words), control_words(found), error, seed, processes)
         print(report(" ".join(words), leads, note, folder), flush=True)

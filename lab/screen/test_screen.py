@@ -32,15 +32,16 @@ def screened(tmp_path, monkeypatch, run_program):
             rows = room.rows()
             for e in room.runs():
                 area = means.get(room.arms[e.arm], 0.5) + 0.01 * np.random.default_rng(e.seed).normal()
+                cost = 50 * costs[e.arm.startswith(HALF)]
                 rows.setdefault(e.folder.name, {"run": e.folder.name, "version": 3, "arm": e.arm, "command": e.command,
                                 "seconds": 1, "area": area, "curve": f"0:0.3 50:{area} 100:{2 * area - 0.3}",
-                                "spent": f"0:0 50:{50 * costs[e.arm.startswith(HALF)]} 100:{100 * costs[e.arm.startswith(HALF)]}"})
+                                "spent": f"0:0 50:{cost} 100:{2 * cost}"})
             arms.write_rows(list(rows.values()), room.folder / "runs.csv")
         monkeypatch.setattr(arms, "train", train)
         run_program(program)
         run_program(program, *HALF.split(), "--processes", 2, "--tasks", tasks)
         _, rows = read_table(program.ROOM.folder / HALF.replace(" --", "-").replace(" ", "-") / "tables.md", HALF)
-        return {tuple(row[:2]): (row[2], int(row[3])) for row in rows}, arms.Room(program.ROOM.folder, "", (), {}).rows()
+        return {tuple(row[:2]): (row[2], int(row[3])) for row in rows}, program.ROOM.rows()
     return screen
 
 
