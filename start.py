@@ -108,7 +108,7 @@ def try_step(policy: Policy, optimizer: Optimizer, puzzles: list, s: Settings,
     # An optimizer whose step clips the gradient and returns its norm, but moves no weight.
     still = SimpleNamespace(zero_grad=optimizer.zero_grad, step=optimizer.clip)
     with as_if_nothing_was_drawn(policy.model.norm.device):
-        check_order(s, policy.model.norm.device, ADVANTAGES[s.advantage])
+        check_order(s, policy.model.norm.device, ADVANTAGES[s.advantage], LOSS_NORMS[s.loss_norm], LOSSES[s.loss])
         batch = rollout(policy, [puzzles[0], puzzles[-1]], s, step=0)  # of a single one two copies
         batch.ask = Queries(policy, batch, s, step=0)
         batch.advantage = compare(batch, s.advantage, shape_reward(batch, s))

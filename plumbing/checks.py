@@ -96,28 +96,36 @@ def check_finite(found: Any, like: Tensor, must: str) -> Tensor:
     return found
 
 
-def check_order(s: Settings, device: torch.device, advantage: Callable) -> None:
-    """ValueError where the function of --advantage, unless it draws random numbers, goes by the place of a puzzle or of
-    a response: 3 drawn rewards for each of 2 puzzles tell."""
-    reward = torch.rand(2, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).to(device)
-    success = torch.tensor([[0, 1, 0.3], [0.8, 0, 1]], dtype=torch.float64, device=device)
-    elsewhere = lambda x: x.flatten()[[5, 3, 4, 1, 2, 0]].view(2, 3)  # the puzzles swapped, each one's in its own order
+def check_order(s: Settings, device: torch.device, advantage: Callable, norm: Callable, loss: Callable) -> None:
+    """ValueError where the order of puzzles or responses matters to the function of --advantage or --loss_norm, or the
+    rest of a micro-batch to that of --loss: 3 drawn responses to each of 2 puzzles tell. s: with --responses 3."""
+    generator = torch.Generator().manual_seed(0)
+    draw = lambda *shape: torch.rand(shape, dtype=torch.float64, generator=generator).to(device)
+    reward, success = draw(6), torch.tensor([0, 1, 0.3, 0.8, 0, 1], dtype=torch.float64, device=device)  # (6,) unequal
+    logprob, credit = -draw(6, 8).float(), draw(6, 8).float() - 0.5
+    mask = torch.arange(8, device=device) < torch.tensor([[5], [1], [3], [4], [8], [2]], device=device)  # (6, 8)
+    batch = lambda r, won: SimpleNamespace(puzzles=range(2), success=won, grades={"r": r, "won": won},
+                                           parts={"r": 2, "won": 1})
+    compare = lambda r, won: check_finite(advantage(r.view(2, 3), batch(r, won)), r.view(2, 3),
+                                          f"--advantage {s.advantage} must give each response").flatten()
+    share = lambda mask: check_finite(norm(mask, s), mask, f"--loss_norm {s.loss_norm} must give each token")
+    gain = lambda *drawn: check_loss(loss(*drawn, s), drawn[3], s)[0].masked_fill(~drawn[3], 0)
+    rows = torch.tensor([5, 3, 4, 1, 2, 0], device=device)  # the puzzles swapped, each one's responses in its own order
+    same_elsewhere(f"--advantage {s.advantage}", compare, rows, reward, success)
+    same_elsewhere(f"--loss_norm {s.loss_norm}", share, rows, mask)
+    same_elsewhere(f"--loss {s.loss}", gain, rows[:4], logprob, logprob + credit.flip(0), credit, mask)
 
-    def compare(r: Tensor, won: Tensor) -> Tensor:
-        batch = SimpleNamespace(puzzles=range(2), success=won.flatten(), parts={"r": 2, "won": 1},
-                                grades={"r": r.flatten(), "won": won.flatten()})
-        return check_finite(advantage(r, batch), r, f"--advantage {s.advantage} must give each response")
+
+def same_elsewhere(flag: str, function: Callable, rows: Tensor, *drawn: Tensor) -> None:
+    """ValueError where a function, unless it draws random numbers, gives some rows (m,) others alone than among all."""
     try:
-        first, again = compare(reward, success), compare(reward, success)
-        moved = compare(elsewhere(reward), elsewhere(success))
+        whole, again, part = function(*drawn), function(*drawn), function(*(x[rows] for x in drawn))
     except (AttributeError, KeyError):  # it reads what is not drawn here: the trial step has it
         return
     except (RuntimeError, IndexError) as error:  # such as shapes that don't fit each other
-        said = str(error).splitlines()[0]
-        raise ValueError(f"--advantage {s.advantage} fails on 3 responses to each of 2 puzzles: {said}") from error
-    require(not torch.equal(first, again) or torch.allclose(elsewhere(first), moved, rtol=1e-4, atol=1e-6),
-            f"--advantage {s.advantage} gives a response another number when others stand elsewhere: is a mean over the "
-            "wrong axis?")
+        raise ValueError(f"{flag} fails on 3 responses to each of 2 puzzles: {error}".splitlines()[0]) from error
+    require(not torch.equal(whole, again) or torch.allclose(part, whole[rows], rtol=1e-4, atol=1e-6),
+            f"{flag} gives a response another number when others stand elsewhere: is a mean over the wrong axis?")
 
 
 def check_loss(found: Any, mask: Tensor, s: Settings) -> tuple[Tensor, Tensor, dict[str, Tensor]]:

@@ -15,7 +15,7 @@ import torch
 from plumbing.checks import check_parameters
 from plumbing.files import check_fields, read_json, require
 from plumbing.progress import fail
-from plumbing.runs import FREE, PATHS, read_config
+from plumbing.runs import FREE, OLD_NAMES, PATHS, read_config, renamed
 from settings import Settings
 
 PAGE = Path(__file__).parents[1] / "docs" / "trl.md"  # what other trainers call our flags
@@ -60,6 +60,7 @@ def words_of(file: Path, config: dict, words: list[str], defaults: Settings) -> 
     """The flags that a config.json stands for. words: flags given beside it, which go before it; another --mitigation
     among them takes none of its hyper-parameters."""
     values, mitigation = config["settings"], config["settings"].get("mitigation", defaults.mitigation)
+    values = renamed(values)
     if unknown := sorted(values.keys() - vars(defaults).keys()):
         fail(f"{file} has a setting {unknown[0]}, which this version of train.py does not have: take the one that "
              "wrote it or, for a new run, remove it")
@@ -92,7 +93,7 @@ def parse_with(parser: ArgumentParser, arguments: list[str], defaults: Settings,
                choices: dict[str, tuple]) -> Arguments:
     """Add the flags of `defaults`, a dataclass instance, and of the credit function that --mitigation names, and parse.
     methods: the credit functions by name. choices: the legal values of some flags."""
-    chosen = chosen_method(arguments, defaults.mitigation)
+    chosen, arguments = chosen_method(arguments, defaults.mitigation), [*map(present_name, arguments)]
     if chosen not in methods:
         near = ", ".join(difflib.get_close_matches(chosen, methods, cutoff=0.0))
         if chosen.lower() in choices.get("advantage", ()):  # GRPO, RLOO
@@ -100,7 +101,7 @@ def parse_with(parser: ArgumentParser, arguments: list[str], defaults: Settings,
         fail(f"there is no credit function {chosen}: did you mean {near}? --help lists them all")
     method, helps = methods[chosen], comments(type(defaults))
     check_parameters(method)
-    if taken := method.parameters.keys() & {"help", *OTHERS, *helps}:
+    if taken := method.parameters.keys() & {"help", *OTHERS, *OLD_NAMES, *helps}:
         fail(f"{chosen} has a keyword argument named {min(taken)}, but there is a flag of that name: rename it")
     helps |= dict.fromkeys(method.parameters, f"of {chosen}")
     for name, default in (vars(defaults) | method.parameters).items():
@@ -115,6 +116,12 @@ def parse_with(parser: ArgumentParser, arguments: list[str], defaults: Settings,
                       {name: getattr(known, name) for name in method.parameters})
     check_method_flags(method, found, defaults)
     return found
+
+
+def present_name(word: str) -> str:
+    """A word of the command line, whose flag has its present name."""
+    flag, equals, value = word.partition("=")
+    return f"--{OLD_NAMES[flag[2:]]}{equals}{value}" if flag[2:] in OLD_NAMES else word
 
 
 def hint_of(word: str, flags: list[str]) -> str:

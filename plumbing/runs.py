@@ -7,6 +7,7 @@ import numpy as np
 from plumbing.files import check_fields, checksum, read_arrays, read_json, require
 from plumbing.metrics import COLUMNS, CREDIT_LOG
 
+OLD_NAMES = {"answers": "responses"}  # of settings, which older commands and runs have
 # Settings that a resumed run may change: they say when something is measured or kept, or change results by rounding.
 FREE = ("steps", "eval_every", "pass_at", "state_every", "checkpoint_every", "micro_batch", "reading",
         "checkpoint_activations", "device", "optimizer_device")
@@ -53,6 +54,11 @@ def heldout(metrics: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.
     return tuple(metrics[name][measured] for name in ("step", "heldout_success", "heldout_stderr"))
 
 
+def renamed(settings: dict) -> dict:
+    """Settings by their present names."""
+    return {OLD_NAMES.get(name, name): value for name, value in settings.items()}
+
+
 def read_config(run: Path) -> dict:
     """config.json of a run. ValueError where it is not what a run writes."""
     file = run / "config.json"
@@ -61,6 +67,7 @@ def read_config(run: Path) -> dict:
     config = read_json(file)
     check_fields(config, {"settings": dict, "method": dict, "inputs": dict}, file)
     check_fields(config["settings"], {"mitigation": str, "seed": int, "steps": int}, file)
+    config["settings"] = renamed(config["settings"])
     return config
 
 

@@ -2,6 +2,7 @@
 gives offsets for text that it encodes, but not for tokens that it decodes.)
 """
 import codecs
+import os
 import re
 from pathlib import Path
 from typing import Iterable, Sequence
@@ -46,8 +47,8 @@ class Tokenizer:
         control = [*map(library.id_to_token, self.end_tokens), *[CHATML] * self.chat]
         added = {token.content: token for token in library.get_added_tokens_decoder().values()}
         library.add_special_tokens([added.get(name, name) for name in control])  # not every file marks them as such
-        self.bytes = token_bytes(library, self.size, self.end_tokens)
-        self.special = {x.content: x for x in library.get_added_tokens_decoder().values() if x.special}
+        self.bytes, self.added = token_bytes(library, self.size, self.end_tokens), library.get_added_tokens_decoder()
+        self.special = {token.content: token for token in self.added.values() if token.special}
         words = [rf"(?<!\w){re.escape(name)}(?!\w)" if token.single_word else re.escape(name)
                  for name, token in sorted(self.special.items(), key=lambda item: -len(item[0]))]
         self.names = re.compile(f"({'|'.join(words)})")
@@ -67,9 +68,20 @@ class Tokenizer:
                 parts[i - 1] = parts[i - 1].rstrip()
             if self.special[parts[i]].rstrip:
                 parts[i + 1] = parts[i + 1].lstrip()
-        own = lambda text: self.library.encode(text, add_special_tokens=False).ids
         return [token for i, part in enumerate(parts)
-                for token in ([self.library.token_to_id(part)] if i % 2 else own(part))]
+                for token in ([self.library.token_to_id(part)] if i % 2 else self.encode_text(part))]
+
+    def encode_text(self, text: str) -> list[int]:
+        """The tokens of a text without special ones. ValueError where the library, in silence, drops a character."""
+        tokens, normalizer = self.library.encode(text, add_special_tokens=False).ids, self.library.normalizer
+        kept = b"".join(self.bytes[token] for token in tokens).decode(errors="replace")
+        kept, text = (normalizer.normalize_str(t) if normalizer else t for t in (kept, text))
+        if any(self.added[token].lstrip or self.added[token].rstrip for token in self.added.keys() & tokens):
+            kept, text = "".join(kept.split()), "".join(text.split())
+        if kept not in (text, " " + text):  # some tokenizers add a space
+            lost = text[len(os.path.commonprefix([kept, text])) :][:1]
+            raise ValueError(f"tokenizer.json has no token for {lost!r}, which a prompt has: take another tokenizer")
+        return tokens
 
     def decode(self, tokens: Iterable[int]) -> tuple[str, list[tuple[int, int]]]:
         """The text of the tokens, and the span (start, stop) of each in it; an end token's is empty, after the text.

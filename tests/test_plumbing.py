@@ -119,6 +119,17 @@ def test_the_settings_of_a_run_are_those_of_its_continuation_and_defaults_of_ano
         check_folder(run)
 
 
+def test_responses_were_called_answers(tmp_path):
+    """In commands, and in the config.json of a run that is continued, or whose settings another one takes."""
+    for words in (["--answers", 4], ["--answers=4"]):
+        assert parse(*words).settings == Settings(responses=4)
+    run = configure(tmp_path, responses=4)
+    (run / "config.json").write_text((run / "config.json").read_text().replace('"responses"', '"answers"'))
+    assert parse("--resume", run).settings == replace(GTPO, out="runs/a", responses=4)
+    for words, found in (([], 4), (["--answers", 5], 5), (["--responses=6"], 6)):
+        assert parse("--config", run, *words).settings == replace(GTPO, responses=found)
+
+
 @pytest.mark.parametrize("words, said", [
     (["--mitigation", "tempi"], "did you mean tempo"), (["--mitigation", "GRPO"], "none --advantage grpo?"),
     (["--steps", 1.5], "--steps"),

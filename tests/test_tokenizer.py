@@ -191,6 +191,28 @@ def test_settings_that_are_wrong_or_not_supported_are_refused(file, key, value, 
         Tokenizer(build(tmp_path))
 
 
+DIGITS = {"type": "Split", "pattern": {"Regex": "[0-9]"}, "behavior": "Removed", "invert": False}
+
+
+@pytest.mark.parametrize("change, lost", [
+    (lambda content: content["model"]["vocab"].pop("7"), "7"),
+    (lambda content: content["model"]["vocab"].pop(LETTERS[0xA9]), "\u00a9"),
+    (lambda content: content["pre_tokenizer"].update(type="Sequence", pretokenizers=[DIGITS]), "0"),
+    (lambda content: content.update(pre_tokenizer=None), " ")], ids=["7", "A9", "digits", "space"])
+def test_a_prompt_that_loses_characters_is_refused(change, lost, tmp_path):
+    """Guards against puzzles without their digits: the library drops what no token can spell, and says nothing."""
+    file = build(tmp_path) / "tokenizer.json"
+    content = json.loads(file.read_text())
+    change(content)
+    file.write_text(json.dumps(content))
+    library = tokenizers.Tokenizer.from_file(str(file))
+    assert library.encode(f"a{lost}b").ids != list(f"a{lost}b".encode())  # and yet no error
+    tokenizer = Tokenizer(tmp_path)
+    assert tokenizer.encode("ab") == list(b"ab")  # not refused: SmolLM2 has no token for some control characters
+    with pytest.raises(ValueError, match=f"tokenizer.json has no token for '{lost}', which a prompt has"):
+        tokenizer.encode("a<|im_end|>", f"a{lost}b")
+
+
 WRITTEN = [" -", "-", " ", "<", "/", ">", "\n", "a", "\u00e9", TAG, EMOJI]
 
 
