@@ -313,8 +313,8 @@ LN2 = math.log(2)
     ("entropy_ratio", {}, [[0, 1, 2], [2, 0]]),
     ("token_type", {}, [[0.5, 1, 1], [1, 0.5]]),
     ("token_type", {"filler": 2.0, "structure": 0.0}, [[2, 1, 0], [0, 2]]),
-    *[("undecided", {"above": limit}, weights) for limit, weights in (  # a reader's, by docs/course.md
-        (0.1, [[0, 1, 0], [1, 0]]), (0.6, [[0, 0, 0], [0, 0]])) if "undecided" in MITIGATIONS],
+    *[("unsure", {"above": limit}, weights) for limit, weights in (  # a reader's, by docs/course.md
+        (0.1, [[0, 1, 0], [1, 0]]), (0.6, [[0, 0, 0], [0, 0]])) if "unsure" in MITIGATIONS],
     ("value_change", {}, [[0.3, 0.1, 0], [0, 0]]),  # the reward that follows the last token is no change
     ("learned_importance", {}, [[0.6, 2.1, 0.3], [1.8, 0.2]]),  # times the length
 ])

@@ -7,7 +7,8 @@ import pytest
 from lab import arms
 from lab.screen import __main__ as program
 from lab.screen import bounds
-from lab.statistics import read_table
+from lab.statistics import points, read_table
+from plumbing.comparison import Group
 from plumbing.report import Estimate, t_estimate
 from tests.fixtures import refused
 
@@ -76,6 +77,20 @@ def test_what_cannot_be_screened_is_refused_in_one_sentence(screened, run_progra
     screened({HALF: 0.4})
     next(program.ROOM.folder.glob("*/function.txt")).write_text("another")
     assert "outcome_conditional was changed since its runs" in refused(screened, {})
+
+
+def test_the_words_of_the_calibration_follow_from_its_rows():
+    """Guards against a word that was written by hand, or that the program would no longer say."""
+    folder = Path(program.__file__).parent
+    rows, rloo = arms.Room(folder / "calibration", "", (), {}).rows(), arms.read_groups(program.box("countdown"))["RLOO"]
+    runs = lambda arm, first: Group(arm, {int(row["seed"]): arms.figures_of(row) for row in rows.values()
+                                          if row["arm"] == arm and int(row["seed"]) >= first})
+    for name, first, axis, word, seeds, lead, cost, over in read_table(folder / "calibration.md", "Calibration")[1]:
+        own = runs(name, int(first))
+        control = arms.difference(own, runs(f"shuffled --of {name}", 20)) if over else None
+        e, = (e for e in program.judge("", own, rloo, bounds.level(0.025), control) if e.axis == axis)
+        assert (word, seeds, over) == (e.word, f"{e.decided}", points(control) if over else "")
+        assert (lead, cost) == (points(e.looks[e.decided - bounds.FIRST]), f"{e.cost:.2f}")
 
 
 def test_seeds_to_decide():
