@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks import arithmetic, text as task_text
+from tasks import arithmetic
+from tasks import text as task_text
 from tasks.arithmetic import check_calculations, find_calculations, next_calculations, reachability, results
 from tasks.text import sentence_starts
 from tests.fixtures import spans_of

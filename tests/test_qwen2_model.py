@@ -47,7 +47,8 @@ def edit_tensors(folder: Path, change: Callable[[dict[str, Tensor]], object]) ->
 def test_logits_gradients_and_checkpoints_are_those_of_transformers(family, tied, options, tmp_path):
     """Guards against any error of the forward; a parameter that does not train, a layer that is recomputed differently,
     or not at all; a name, shape, configuration or dtype that transformers 5, or 4, does not find in what we save; bfloat16
-    further off than theirs; and against refusing a published checkpoint for its copy of the tied embedding, or for RoPE's frequencies."""
+    further off than theirs; and against refusing a published checkpoint for its copy of the tied embedding, or for
+    RoPE's frequencies."""
     hf, model = both(family, tmp_path, tie_word_embeddings=tied, **options)
     tokens, runs = random_tokens(3, 200 if options is SCALED else 40), []
     assert_same_logits(hf, model, tokens)

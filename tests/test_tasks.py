@@ -4,8 +4,8 @@ import importlib
 import itertools
 import json
 import re
-import sys
 import shutil
+import sys
 from fractions import Fraction
 from hashlib import sha256
 
