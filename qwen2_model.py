@@ -382,7 +382,7 @@ def load_model(
     path = Path(path)
     check_folder(path)
     config = parse_config(read_json(path / "config.json"))
-    found = read_weights(path, device, dtype, config.tie_word_embeddings)
+    found = read_weights(path, device, dtype, config.tie_word_embeddings, config.num_hidden_layers)
     with torch.device("meta"):  # no storage, nothing random; load_state_dict assigns the weights
         model = Qwen2(config).to(dtype)
     check_tensors(f"the checkpoint in {path}", to_checkpoint(model.state_dict(), config), found)

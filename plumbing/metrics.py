@@ -5,6 +5,8 @@ docs/running.md explains each column.
 import math
 import time
 from collections import Counter
+from decimal import Decimal
+from numbers import Real
 from pathlib import Path
 from typing import Any, Iterable, Sequence
 
@@ -71,8 +73,9 @@ def add_columns(row: dict, found: dict | None, owner: str) -> None:
 def number(value: Any, name: str) -> float:
     """A number of any kind, of Python, numpy or torch, as a float. ValueError, with its name, for anything else."""
     try:
-        if not isinstance(value, str):
-            return float(value)
+        plain = value.item() if hasattr(value, "item") else value
+        if isinstance(plain, Real | Decimal):
+            return float(plain)
     except (TypeError, ValueError, RuntimeError, OverflowError):  # several elements, or too large
         pass
     raise ValueError(f"{name} must be a number, not {repr(value).splitlines()[0]:.50}")

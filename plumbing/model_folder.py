@@ -1,4 +1,5 @@
 """A model folder as of Hugging Face: weights in one file or in shards, and what transformers reads beside them."""
+import filecmp
 from pathlib import Path
 
 import torch
@@ -33,6 +34,11 @@ MERGE = "merge the adapter into its model with merge_and_unload of peft, and pas
 MERGE_UNSAVED = ("merge the trained model with merge_and_unload of peft before you save it, and pass that to --model, "
                  "or save the adapter with path_initial_model_for_weight_conversion")
 UNTIE = "give its model an lm_head.weight of its own, a copy of the embedding, and tie_word_embeddings=False, then "
+FOREIGN_ADAPTER = {
+    "adapter_model.bin": "pickled weights: load it with PeftModel.from_pretrained of peft, and save_pretrained it",
+    "*adapters.safetensors": "an adapter of mlx-lm: put it into its model with `mlx_lm.fuse --dequantize`, and pass "
+                             "that to --model",
+    "*/adapter_config.json": "adapters in folders of their own: pass one of these to --adapter"}
 FOREIGN = {  # what a folder holds instead of a model's weights
     "adapter_config.json": "a LoRA adapter: pass it to --adapter, and its model to --model",
     "*.gguf": "a GGUF file: after `pip install accelerate gguf`, load it with from_pretrained(folder, gguf_file=name, "
@@ -156,9 +162,10 @@ def written_config(source: dict, rope: dict, dtype: torch.dtype) -> dict:
         {"rope_scaling": scaling} if rope["rope_type"] != "default" else {})
 
 
-def read_weights(folder: Path, device: str | torch.device, dtype: torch.dtype, tied: bool) -> dict[str, Tensor]:
-    """The tensors of a folder, by name. tied: its config says that the output matrix is the embedding. ValueError where
-    a file or tensor contradicts another, or the configuration."""
+def read_weights(folder: Path, device: str | torch.device, dtype: torch.dtype, tied: bool,
+                 layers: int) -> dict[str, Tensor]:
+    """The tensors of a folder, by name. tied, layers: its config says that the output matrix is the embedding, and how
+    many layers there are. ValueError where a file or tensor contradicts another, or the configuration."""
     found = {}
     for file in weight_files(folder):
         tensors = read_tensors(file, device, dtype)
@@ -173,6 +180,7 @@ def read_weights(folder: Path, device: str | torch.device, dtype: torch.dtype, t
             "tie_word_embeddings to false to use it, or remove the tensor")
     require(tied or output is not None, f"{folder} lacks lm_head.weight: set tie_word_embeddings to true in its "
             "config.json if the output matrix is the embedding, else download it again")
+    require(layers <= len(found), f"config.json asks for {layers} layers, the checkpoint in {folder} has fewer")
     return found
 
 
@@ -180,19 +188,22 @@ def is_base(named: str, model: Path) -> bool:
     """Whether a model folder is the base that an adapter names: a folder, or else a name of the hub, OWNER/NAME. Then
     the model's folder, or the link to it, is named NAME or OWNER--NAME, or lies where the hub's cache has it."""
     base = Path(named)
-    if base.is_dir():
-        return base.samefile(model)
+    if base.is_dir() and not base.samefile(model):
+        files, others = weight_files(base), weight_files(model)
+        return len(files) == len(others) and all(filecmp.cmp(*pair, shallow=False) for pair in zip(files, others))
     real, hub = model.resolve(), named.lower().replace("/", "--")
     if real.parent.name == "snapshots" and real.parts[-3].lower() == f"models--{hub}":
         return True
     own = {model.absolute().name.lower(), real.name.lower()}
-    return not base.is_absolute() and not own.isdisjoint({base.name.lower(), hub})
+    return base.is_dir() or not base.is_absolute() and not own.isdisjoint({base.name.lower(), hub})
 
 
 def read_adapter(folder: Path, rank: int, alpha: float, dtype: torch.dtype, model: Path) -> dict[str, Tensor]:
     """The tensors of an adapter that PEFT wrote; ValueError where it is no plain LoRA of this rank and alpha, or is
     made for another model than that in the folder `model`."""
-    file = folder / "adapter_config.json"
+    file, weights = folder / "adapter_config.json", folder / "adapter_model.safetensors"
+    for pattern, found in FOREIGN_ADAPTER.items():
+        require(weights.is_file() or not any(folder.glob(pattern)), f"{folder} holds {found}")
     config = read_json(file)
     check_fields(config, {"peft_type": str, "r": int, "lora_alpha": float}, file)
     allowed = ADAPTER_ONLY | {name: (x,) for name, x in config.items() if name in ADAPTER_INERT or not x}
@@ -204,4 +215,4 @@ def read_adapter(folder: Path, rank: int, alpha: float, dtype: torch.dtype, mode
     named = config.get("base_model_name_or_path") or ""  # PEFT leaves it empty where the model has no name
     require(not named or is_base(named, model), f"{folder} is an adapter of {named}, not of {model}: pass that to "
             f"--model or, if both are one model, write {model} as base_model_name_or_path into {file}")
-    return read_tensors(folder / "adapter_model.safetensors", dtype=dtype)
+    return read_tensors(weights, dtype=dtype)

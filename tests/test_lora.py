@@ -141,11 +141,14 @@ def test_another_adapter_is_refused_and_what_is_advised_instead_is_the_same_mode
 
 
 def test_an_adapter_belongs_to_the_base_that_it_names(tmp_path):
-    """Guards against another function without a word."""
+    """Guards against another function without a word, and against a refusal of the same weights in another folder."""
     of_peft("llama", tmp_path)
-    shutil.copytree(tmp_path / "base", tmp_path / "other")
+    for copy in ("copy", "other"):
+        shutil.copytree(tmp_path / "base", tmp_path / copy)
+    tensors = load_file(tmp_path / "base" / "model.safetensors")
+    save_file({name: x * 1.01 for name, x in tensors.items()}, tmp_path / "other" / "model.safetensors")
     file = tmp_path / "adapter" / "adapter_config.json"
-    for named, taken in ((tmp_path / "base", True), (tmp_path / "other", False),
+    for named, taken in ((tmp_path / "base", True), (tmp_path / "copy", True), (tmp_path / "other", False),
                          ("/gone/base", False), ("Owner/Base", True), ("Owner/Model", False)):
         file.write_text(json.dumps(json.loads(file.read_text()) | {"base_model_name_or_path": str(named)}))
         refused = pytest.raises(ValueError, match=f"is an adapter of {named}, not of {tmp_path / 'base'}: pass that")
@@ -163,6 +166,21 @@ def test_a_name_of_the_hub_is_that_of_the_model_s_folder(tmp_path):
     for place in taken + others:
         (tmp_path / place).resolve().mkdir(parents=True, exist_ok=True)
         assert is_base("Owner/Tiny", tmp_path / place) == (place in taken), place
+
+
+def test_adapters_in_other_formats_are_told_from_broken_ones(tmp_path):
+    """And pickled weights, written again as advised, load to the bit."""
+    of_peft("llama", tmp_path).save_pretrained(tmp_path / "pickled", safe_serialization=False)
+    base = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    PeftModel.from_pretrained(base, tmp_path / "pickled").save_pretrained(tmp_path / "again")
+    again, right = (peft_tensors(ours(tmp_path, adapter=name)) for name in ("again", "adapter"))
+    assert all(torch.equal(x, right[name]) for name, x in again.items())
+    (tmp_path / "mlx").mkdir()
+    (tmp_path / "mlx" / "adapters.safetensors").touch()
+    for folder, said in (("pickled", "holds pickled weights: load it with PeftModel.from_pretrained"),
+                         ("mlx", "an adapter of mlx-lm: put it"), (".", "adapters in folders of their own")):
+        with pytest.raises(ValueError, match=said):
+            ours(tmp_path, adapter=folder)
 
 
 # ------------------------------------------------------------------------------------------------- a whole run

@@ -150,6 +150,7 @@ DAMAGES = [  # what to do to a good Qwen2 folder, and what is said about it; mor
     (lambda f: edit_tensors(f, lambda t: t.pop(NORM)), ValueError, f"checkpoint lacks .*{NORM}"),
     (lambda f: edit_tensors(f, lambda t: t.update(extra=torch.ones(1))), ValueError, "checkpoint has unknown .*extra"),
     (lambda f: edit_tensors(f, lambda t: t.update({Q: t[Q][1:].clone()})), ValueError, f"checkpoint .* shape .*{Q}"),
+    (lambda f: edit_config(f, num_hidden_layers=10**6), ValueError, "asks for 1000000 layers, .* fewer"),
     (lambda f: edit_config(f, tie_word_embeddings=True), ValueError,
      "checkpoint .*lm_head.weight .*tie_word_embeddings to false"),
     (lambda f: edit_tensors(f, lambda t: t.pop("lm_head.weight")), ValueError,
