@@ -62,6 +62,15 @@ def box(task: str) -> arms.Room:
     return BOX._replace(seeds=range(TASKS[task]), arms={on(task, "RLOO"): on(task, RLOO)})
 
 
+def stored(task: str) -> Group:
+    """The runs of RLOO on a task that the box has; exits where these are too few."""
+    room = box(task)
+    rows = room.rows()
+    require(sum(e.folder.name in rows for e in room.runs()) >= arms.LEAST,
+            f"the box has no runs of RLOO on {task} yet: python -m lab.screen trains them")
+    return arms.read_groups(room)[on(task, "RLOO")]
+
+
 def looks(own: Group, rloo: Group, axis: str) -> list[Estimate]:
     """The lead over the box of the seeds so far, at each look."""
     rows = list(own.rows.items())
@@ -159,10 +168,8 @@ def judge(task: str, own: Group, rloo: Group, below: float, control: Estimate | 
 
 def on_task(task: str, words: str, control: str, error: float, seed: int, processes: int) -> list[Lead]:
     """The words on a task, with training, from a first seed on. error: the probability of any try on it that errs."""
-    done = [e.seed for e in box(task).runs() if e.folder.name in box(task).rows()]
-    require(len(done) >= arms.LEAST, f"the box has no runs of RLOO on {task} yet: python -m lab.screen trains them")
-    rloo = arms.read_groups(box(task)._replace(seeds=done))[on(task, "RLOO")]
-    below = bounds.level(error / len(AXES), len(done))
+    rloo = stored(task)
+    below = bounds.level(error / len(AXES), len(rloo.rows))
     for n in (*range(bounds.FIRST, bounds.LAST, processes), bounds.LAST):
         own = trained(on(task, words), range(seed, seed + n), processes)
         leads = judge(task, own, rloo, below)
@@ -208,7 +215,7 @@ def screen(words: list[str], tasks: list[str], seed: int, processes: int) -> Non
     each = 125 * step["seconds"][1] / processes  # a hundred steps, and a quarter for evaluation
     print(f"{bounds.FIRST} to {bounds.LAST} runs of it, first {len(AGAIN)} of RLOO, for a try {CONTROL} of a control: "
           f"{clock(bounds.FIRST * each)} to {clock((len(AGAIN) + bounds.LAST + CONTROL) * each)} on each task")
-    print(compare(step, trained(RLOO, AGAIN, processes), arms.read_groups(box(Settings.task))["RLOO"]), flush=True)
+    print(compare(step, trained(RLOO, AGAIN, processes), stored(Settings.task)), flush=True)
     error, leads = bounds.ERROR / tried / (1 + len(tasks)), []
     note = (f"Lead over runs of RLOO in success averaged over training, in points, ± half of a 95% interval without "
             f"regard to the looks; cost of a run, RLOO's = 1. Functions screened here: {tried}. If it is no better, "

@@ -89,7 +89,7 @@ def test_the_words_of_the_calibration_follow_from_its_rows():
         own = runs(name, int(first))
         control = arms.difference(own, runs(f"shuffled --of {name}", 20)) if over else None
         task = "math" if name.endswith("math") else "countdown"
-        rloo = arms.read_groups(program.box(task))[program.on(task, "RLOO")]
+        rloo = program.stored(task)
         below = bounds.level(0.025, len(rloo.rows))
         e, = (e for e in program.judge("", own, rloo, below, control) if e.axis == axis)
         assert (word, seeds, over) == (e.word, f"{e.decided}", points(control) if over else "")
