@@ -217,8 +217,9 @@ def spent(group: Group) -> np.ndarray:
     return np.mean([list(row["spent"].values()) for row in group.rows.values()], 0)
 
 
-def apart(a: Group, b: Group, places: Callable[[Group], np.ndarray]) -> Estimate:
-    """The mean success of a group minus another one's, until the last step or cost that both reached.
+def apart(a: Group, b: Group, places: Callable[[Group], np.ndarray], freedom: float | None = None) -> Estimate:
+    """The mean success of a group minus another one's, until the last step or cost that both reached; freedom: of t, if
+    not Welch's.
 
     A line between two measurements lies below a concave curve, and further below where they are far apart. So both are
     read at the places (m,) of the group whose measurements are further apart.
@@ -229,7 +230,7 @@ def apart(a: Group, b: Group, places: Callable[[Group], np.ndarray]) -> Estimate
     shared = np.append(coarser[coarser < last * (1 - 1e-9)], last)  # (n,)
     curves = ([np.interp(shared, own, list(row["curve"].values())) for row in group.rows.values()]
               for group, own in sides)  # (seeds, n) each, linear between the measurements
-    return t_estimate(*(np.trapezoid(curve, shared) / np.ptp(shared) for curve in curves))
+    return t_estimate(*(np.trapezoid(curve, shared) / np.ptp(shared) for curve in curves), freedom=freedom)
 
 
 def difference(a: Group, b: Group) -> Estimate:

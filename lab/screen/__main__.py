@@ -25,7 +25,7 @@ from plumbing.comparison import Group
 from plumbing.files import require
 from plumbing.flags import Arguments, changed, new_parser
 from plumbing.progress import clock, one_sentence
-from plumbing.report import Estimate, Table, new_figure
+from plumbing.report import Estimate, Table, new_figure, student
 from plumbing.runs import read_metrics
 from settings import Settings
 from start import parse_flags
@@ -37,7 +37,7 @@ ROOM = arms.Room(Path("runs/screen"), "--eval_every 20 --pass_at 0", (), {})  # 
 AGAIN, CONTROL = range(2), 3  # the box's seeds that are trained here, too; seeds of the credit in random order
 FIXED = ("model", "task", "data", "eval_data", "out", "seed", "steps", "questions", "responses", "max_new_tokens",
          "temperature", "normalize", "eval_every", "eval_problems", "eval_greedy", "pass_at")
-AXES = {"equal steps": arms.difference, "equal cost": lambda own, box: arms.apart(own, box, arms.spent)}
+AXES = {"equal steps": arms.measured, "equal cost": arms.spent}
 
 
 class Lead(NamedTuple):
@@ -72,9 +72,9 @@ def stored(task: str) -> Group:
 
 
 def looks(own: Group, rloo: Group, axis: str) -> list[Estimate]:
-    """The lead over the box of the seeds so far, at each look."""
+    """The lead over the box of the seeds so far, at each look, with as many degrees of freedom as bounds.py."""
     rows = list(own.rows.items())
-    return [AXES[axis](Group("", dict(rows[:n])), rloo) for n in range(bounds.FIRST, len(rows) + 1)]
+    return [arms.apart(Group("", dict(rows[:n])), rloo, AXES[axis], n - 1) for n in range(bounds.FIRST, len(rows) + 1)]
 
 
 def word(leads: list[Estimate], below: float) -> tuple[str, int]:
@@ -87,10 +87,10 @@ def word(leads: list[Estimate], below: float) -> tuple[str, int]:
 
 def seeds_to_decide(e: Estimate, n: int, below: float) -> str:
     """About how many seeds make a try of a lead that stays as it is after n: its squared error falls as 1 / n."""
-    more = np.arange(n + 1, 101)
-    error = (e.high - e.value) / 1.96 * np.sqrt(n / more)
-    enough = more[bounds.tail(e.value / error, more - 1) < below]
-    return f"a try after about {enough[0]} seeds, if its lead stays" if len(enough) else "no try after 100 seeds"
+    t, further = student(n - 1)
+    now = np.interp(-e.p, -further, t)
+    enough = (more for more in range(n + 1, 101) if np.interp(now * (more / n)**0.5, *student(more - 1)) / 2 < below)
+    return f"a try after about {more} seeds, if its lead stays" if (more := next(enough, 0)) else "no try after 100 seeds"
 
 
 def trained(words: str, seeds: range, processes: int) -> Group:
@@ -169,7 +169,7 @@ def judge(task: str, own: Group, rloo: Group, below: float, control: Estimate | 
 def on_task(task: str, words: str, control: str, error: float, seed: int, processes: int) -> list[Lead]:
     """The words on a task, with training, from a first seed on. error: the probability of any try on it that errs."""
     rloo = stored(task)
-    below = bounds.level(error / len(AXES), len(rloo.rows))
+    below = bounds.level(error / len(AXES))
     for n in (*range(bounds.FIRST, bounds.LAST, processes), bounds.LAST):
         own = trained(on(task, words), range(seed, seed + n), processes)
         leads = judge(task, own, rloo, below)
