@@ -23,13 +23,13 @@ FITTED = ("critic", "importance")  # the heads that are fitted here
 LIMIT = Settings.max_new_tokens
 
 
-def sample(policy: Policy, puzzles: list, answers: int, key: tuple[int, int]) -> TokenBatch:
+def sample(policy: Policy, puzzles: list, answers: int, key: tuple[int, int], advantage: str = "grpo") -> TokenBatch:
     """Responses to puzzles; key: seed and step. The policy is its own reference."""
     policy, (seed, step) = policy._replace(reference=policy.model), key
     s = Settings(seed=seed, responses=answers, max_new_tokens=LIMIT)
     batch = rollout(policy, puzzles, s, step)
     batch.ask = Queries(policy, batch, s, step)
-    batch.advantage = compare(batch)
+    batch.advantage = compare(batch, advantage)
     return batch
 
 

@@ -6,7 +6,9 @@ biased. Its gradients on independent batches say how noisy and how biased, becau
 estimate inner products of expectations without the bias that noise would cause.
 
 Run it:  python -m lab.gradients.measure        writes noise.md, in minutes
+         python -m lab.gradients.measure --mitigation surprise --power 0.5 --advantage rloo      one method, in one
 """
+from functools import partial
 from pathlib import Path
 from typing import Iterable
 
@@ -16,18 +18,20 @@ from torch import Tensor
 
 import countdown_task
 from grpo import compare
-from lab.heads import LIMIT, credit_gradients, find_heads, fitted_methods, sample
+from lab.heads import FITTED, LIMIT, credit_gradients, find_heads, fitted_methods, sample
 from lab.statistics import cell, jackknife
+from methods import MITIGATIONS
+from mitigations import CreditFunction
+from plumbing.checks import required
 from plumbing.files import require
 from plumbing.flags import new_parser
-from plumbing.launch import BUNDLED, check_lengths
+from plumbing.launch import BUNDLED, check_lengths, lacking
 from plumbing.progress import follow, one_sentence
 from plumbing.report import Table
 from rollout import TokenBatch
 from settings import Settings
-from start import load_policy
+from start import load_policy, parse_flags
 
-METHODS = fitted_methods(countdown_task)
 BATCHES = 16  # of 8 answers to each of 6 puzzles that no other batch has
 CRITIC_BATCHES = 40  # of 96 responses, for `ppo`
 
@@ -50,7 +54,18 @@ def corrected_cosine(xy: np.ndarray, xx: np.ndarray, yy: np.ndarray, use: np.nda
     return cross(xy, use) / np.sqrt(x * y) if x > 0 and y > 0 else float("nan")
 
 
-def method_gradients(batches: Iterable[TokenBatch]) -> Tensor:
+def choose(words: list[str]) -> tuple[dict[str, CreditFunction], Settings]:
+    """The methods to measure, by name: that of train.py's flags, or all; and its settings."""
+    found = parse_flags(words)
+    if not words:
+        return fitted_methods(countdown_task), found.settings
+    method, name = MITIGATIONS[found.settings.mitigation], " ".join(words).removeprefix("--mitigation ")
+    missing = lacking(required(method, found.hyper_parameters), countdown_task, FITTED)
+    require(not missing, f"{method.name} needs {', '.join(missing)}, which is not fitted here")
+    return {name: partial(method, **found.hyper_parameters)}, found.settings
+
+
+def method_gradients(batches: Iterable[TokenBatch], methods: Iterable[CreditFunction]) -> Tensor:
     """(M + 1, n, P): each method's gradient on n independent batches of groups, as the trainer's loss makes it.
 
     The last is the unbiased policy gradient, with credit r - mean of the others, averaged over responses.
@@ -58,7 +73,7 @@ def method_gradients(batches: Iterable[TokenBatch]) -> Tensor:
     found = []
     for batch in batches:
         with torch.no_grad():
-            credits = [method(batch) / batch.mask.sum() for method in METHODS.values()]
+            credits = [method(batch) / batch.mask.sum() for method in methods]
             unbiased = compare(batch, "rloo").view(-1, 1)  # (B, 1)
             credits.append(unbiased * batch.mask / len(batch.text))
         G = len(batch.text) // len(batch.puzzles)
@@ -66,13 +81,13 @@ def method_gradients(batches: Iterable[TokenBatch]) -> Tensor:
     return torch.stack(found, dim=1)
 
 
-def table_methods(gradients: Tensor) -> Table:
+def table_methods(gradients: Tensor, names: Iterable[str]) -> Table:
     """Signal to noise, |E g|^2 / tr Cov(g), and direction against the unbiased policy gradient, of each method's
     gradient (M + 1, n, P)."""
     n, rows = gradients.shape[1], []
     gram = lambda x, y: (x.double() @ y.double().T).cpu().numpy()  # (n, n) products of the rows of x and y (n, P)
     yy = gram(gradients[-1], gradients[-1])
-    for name, g in zip((*METHODS, "r - others' mean"), gradients, strict=True):
+    for name, g in zip((*names, "r - others' mean"), gradients, strict=True):
         xx, xy = gram(g, g), gram(g, gradients[-1])
         signal = jackknife(lambda use: cross(xx, use) / total_variance(xx, use), n)
         clean = jackknife(lambda use: corrected_cosine(xy, xx, yy, use), n)
@@ -85,25 +100,34 @@ def table_methods(gradients: Tensor) -> Table:
         ["method", "signal to noise", "cosine, corrected"], rows)
 
 
+def measure(words: list[str], out: Path, model: str = str(BUNDLED)) -> str:
+    """The table of a method and its flags, or of all, also as noise.md in a folder; the model's heads are fitted where
+    they are needed, and saved beside it, or found there."""
+    methods, chosen = choose(words)
+    s = Settings(model=model, max_new_tokens=LIMIT)
+    policy, puzzles = load_policy(s), countdown_task.generate_puzzles(6 * BATCHES, "train", seed=1)
+    check_lengths(policy, puzzles, s)
+    out.mkdir(parents=True, exist_ok=True)
+    if not words or set(FITTED) & set(required(MITIGATIONS[chosen.mitigation], {})):
+        policy = policy._replace(heads=find_heads(out, policy, CRITIC_BATCHES))
+    batches = (sample(policy, puzzles[6 * i : 6 * i + 6], 8, (0, 1000 + i), chosen.advantage)
+               for i in follow("noise of the gradient", range(BATCHES)))
+    gradients = method_gradients(batches, list(methods.values()))  # (M + 1, BATCHES, P)
+    require(gradients[-1].any(), "no puzzle got both right and wrong answers, so there is no gradient: take a --model "
+            "that solves some")
+    text = str(table_methods(gradients, methods))
+    (out / "noise.md").write_text(text, encoding="utf-8")
+    return f"{text}\nwrote {out / 'noise.md'}"
+
+
 @one_sentence()
 def main() -> None:
-    """Measure, print, and write noise.md; the model's heads are fitted and saved beside it, or found there."""
+    """Measure what the command line asks for."""
     parser = new_parser(description=__doc__)
     parser.add_argument("--model", default=str(BUNDLED), help="a model folder, such as a run's checkpoint")
     parser.add_argument("--out", type=Path, default=Path("runs/gradients"), help="folder (default runs/gradients)")
-    args = parser.parse_args()
-    s = Settings(model=args.model, max_new_tokens=LIMIT)
-    policy, puzzles = load_policy(s), countdown_task.generate_puzzles(6 * BATCHES, "train", seed=1)
-    check_lengths(policy, puzzles, s)
-    args.out.mkdir(parents=True, exist_ok=True)
-    policy = policy._replace(heads=find_heads(args.out, policy, CRITIC_BATCHES))
-    gradients = method_gradients(sample(policy, puzzles[6 * i : 6 * i + 6], 8, (0, 1000 + i))
-                                 for i in follow("gradients of the methods", range(BATCHES)))  # (M + 1, BATCHES, P)
-    require(gradients[-1].any(), "no puzzle got both right and wrong answers, so there is no gradient: take a --model "
-            "that solves some")
-    text, file = str(table_methods(gradients)), args.out / "noise.md"
-    file.write_text(text, encoding="utf-8")
-    print(f"{text}\nwrote {file}")
+    args, words = parser.parse_known_args()
+    print(measure(words, args.out, args.model))
 
 
 if __name__ == "__main__":

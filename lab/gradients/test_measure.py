@@ -24,10 +24,9 @@ from tests.fixtures import BUNDLED
 from tests.plain import flat_gradient, plain_logprobs
 
 
-def test_the_table_of_methods_by_definition(monkeypatch):
+def test_the_table_of_methods_by_definition():
     """Guards against pairs of a batch with itself, n for n - 1, figures in another row, another reference than the
     last, an interval of something else, and a cosine without a signal, also where two negative ones multiply."""
-    monkeypatch.setattr(measure, "METHODS", {"one": None, "two": None, "weak": None})
     x, n = np.random.default_rng(0).normal(size=(4, 9, 40)), 9  # three methods and the reference, batches, parameters
     x[:, :, 0] += np.array([5.0, -4.0, 0.0, 6.0])[:, None]
     x[1, :, 1] += 3
@@ -43,7 +42,7 @@ def test_the_table_of_methods_by_definition(monkeypatch):
     def cosine(a, b):
         return crossed(a, b) / (crossed(a, a) * crossed(b, b)) ** 0.5
 
-    rows = measure.table_methods(torch.tensor(x)).rows
+    rows = measure.table_methods(torch.tensor(x), ["one", "two", "weak"]).rows
     weak = x[2] @ x[2].T
     assert rows[2][2] == "" and math.isnan(measure.corrected_cosine(weak, weak, weak, np.ones(n, bool)))
     for i, j, figure in [(0, 1, signal), (1, 1, signal), (3, 1, signal), (0, 2, cosine), (1, 2, cosine)]:
@@ -58,7 +57,6 @@ def test_method_gradients_are_what_training_applies(tokenizer, random_model, exa
     """Guards against another normalizer than training's, a prompt of another puzzle, and a policy gradient that is not
     the one of r - the others' mean."""
     few, s = {name: MITIGATIONS[name] for name in ("none", "random")}, Settings(responses=3, max_grad_norm=math.inf)
-    monkeypatch.setattr(measure, "METHODS", few)
     monkeypatch.setattr(heads, "LIMIT", 9)
     random_model.real_vocab = tokenizer.size
     policy = Policy(random_model, tokenizer, countdown_task)
@@ -68,7 +66,7 @@ def test_method_gradients_are_what_training_applies(tokenizer, random_model, exa
         batch.mask &= torch.arange(batch.mask.shape[1]) < torch.tensor(lengths)[:, None]
         batch.reward = torch.rand(6, generator=torch.Generator().manual_seed(1))
         batch.advantage = grpo.compare(batch)
-    found = measure.method_gradients(batches)
+    found = measure.method_gradients(batches, few.values())
     assert found.shape[:2] == (3, 2)
     for i, batch in enumerate(batches):
         for k, method in enumerate(few.values()):
@@ -95,10 +93,10 @@ def test_the_whole_command(tokenizer, random_model, tmp_path, monkeypatch, run_p
     """Guards against batches that share puzzles or random numbers, a table that is not written, a second call that
     gives other numbers, heads that are fitted again, or to the same responses or scored puzzles, and a traceback where
     no group has a gradient. Responses have at most 12 tokens, end anywhere and may earn something."""
-    for name, value in {"LIMIT": 12, "SIZE": 4, "PUZZLES": 2, "RESAMPLES": 40, "BATCHES": 4, "CRITIC_BATCHES": 3,
-                        "METHODS": {name: MITIGATIONS[name] for name in ("none", "ppo")}}.items():
+    for name, value in {"LIMIT": 12, "SIZE": 4, "PUZZLES": 2, "RESAMPLES": 40, "BATCHES": 4, "CRITIC_BATCHES": 3}.items():
         for module in (heads, measure, statistics):
             monkeypatch.setattr(module, name, value, raising=False)
+    monkeypatch.setattr(measure, "fitted_methods", lambda task: {name: MITIGATIONS[name] for name in ("none", "ppo")})
     monkeypatch.setattr(countdown_task, "grade", lambda text, puzzle: {
         "answer": float(sum(map(ord, text)) % 3 == 0), "format": 0.5 * (len(text) % 3)})
     monkeypatch.setattr(tokenizer, "end_tokens", list(range(0, tokenizer.size, 8)))
@@ -120,7 +118,14 @@ def test_the_whole_command(tokenizer, random_model, tmp_path, monkeypatch, run_p
     assert [len(puzzles) for puzzles, *_ in fitted] == [4] * 3 and fitted[0][0] == fitted[2][0] != fitted[1][0]
     assert texts[0] == texts[1]
     assert texts[0].count("\n| ") == 4 and not re.search(r"\b(nan|inf)\b", texts[0])
-    assert [key for *_, key in calls[:4]] == [(0, 1000 + i) for i in range(4)]
+    assert [key for *_, key, _ in calls[:4]] == [(0, 1000 + i) for i in range(4)]
     assert len({puzzle for _, puzzles, *_ in calls[:4] for puzzle in puzzles}) == 4 * 6
+    one = "outcome_conditional", "--think_discount", "1", "--advantage", "rloo"  # the credit of none, by its default
+    for words in (("none", "--advantage", "rloo"), one):
+        run_program(measure, "--model", tmp_path, "--out", tmp_path / "one", "--mitigation", *words)
+        texts.append((tmp_path / "one" / "noise.md").read_text(encoding="utf-8"))
+    assert texts[2].splitlines()[-2].split("|")[2:] == texts[3].splitlines()[-2].split("|")[2:]
+    assert f"| {' '.join(one)} |" in texts[3] and not list((tmp_path / "one").glob("*.safetensors"))
+    assert "process_critic, which is not fitted here" in refusal(measure, "--mitigation", "ppo_process")
     monkeypatch.setattr(countdown_task, "grade", lambda *_: dict.fromkeys(("answer", "format"), 0.0))
     assert "--model that solves some" in refusal(measure, "--out", tmp_path)
