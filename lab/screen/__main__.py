@@ -192,9 +192,10 @@ def report(title: str, leads: list[Lead], note: str, folder: Path) -> str:
     for i, e in enumerate(leads):
         value, low, high, _ = 100 * np.array(e.looks).T
         axes[i // 2].errorbar(np.arange(len(value)) + bounds.FIRST + i % 2 / 9, value, (value - low, high - value),
-                              fmt="o", label=f"{e.axis}: {e.word}")
-        axes[i // 2].set(xlabel="seeds", title=f"{title}, {e.task}")
-        axes[i // 2].xaxis.get_major_locator().set_params(integer=True)
+                              fmt="o", label=f"{e.axis}: {e.word} after {e.decided}")
+        axes[i // 2].set(xlabel="seeds", title=f"{title}, {e.task}", xlim=(bounds.FIRST - 0.5, bounds.LAST + 0.5))
+        axes[i // 2].axhline(0, color="black", linewidth=1)
+        axes[i // 2].margins(y=0.35)  # the legend stands on no interval
         axes[i // 2].legend()
     axes[0].set_ylabel("points above RLOO, 95%")
     figure.savefig(folder / "leads.png")
