@@ -111,8 +111,10 @@ def check(words: list[str], folder: Path) -> Arguments:
 
 
 def run(*words: str) -> str:
-    """The output of a program; exits with its last sentence where it fails, and the command that says more."""
-    done = subprocess.run([sys.executable, *words], capture_output=True, text=True)
+    """The output of a program on one thread, as a run has; exits with its last sentence where it fails, and the command
+    that says more."""
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True,
+                          env=os.environ | {"OMP_NUM_THREADS": "1"})
     require(not done.returncode, (done.stderr.strip() or "it said nothing").splitlines()[-1].removeprefix("error: ")
             + f" (from: python {shlex.join(words)})")
     return done.stdout
@@ -224,6 +226,8 @@ def screen(words: list[str], tasks: list[str], seed: int, processes: int) -> Non
         print(report(" ".join(words), leads, note, folder), flush=True)
         if all(e.word == "kill" for e in leads):
             break
+    if leads[0].word == "try":
+        print("docs/trl.md carries it to TRL, unchanged")
 
 
 @one_sentence("stopped; the same command resumes from here")
