@@ -68,10 +68,16 @@ def stored(task: str) -> Group:
     return arms.read_groups(box(task))[on(task, "RLOO")]
 
 
+def freedom(n: int, rloo: Group) -> int:
+    """Degrees of freedom of t after n seeds: see bounds.py."""
+    return min(n, len(rloo.rows)) - 1
+
+
 def looks(own: Group, rloo: Group, axis: str) -> list[Estimate]:
-    """The lead over the box of the seeds so far, at each look, with as many degrees of freedom as bounds.py."""
+    """The lead over the box of the seeds so far, at each look."""
     rows = list(own.rows.items())
-    return [arms.apart(Group("", dict(rows[:n])), rloo, AXES[axis], n - 1) for n in range(bounds.FIRST, len(rows) + 1)]
+    return [arms.apart(Group("", dict(rows[:n])), rloo, AXES[axis], freedom(n, rloo))
+            for n in range(bounds.FIRST, len(rows) + 1)]
 
 
 def word(leads: list[Estimate], below: float) -> tuple[str, int]:
@@ -82,12 +88,16 @@ def word(leads: list[Estimate], below: float) -> tuple[str, int]:
     return "undecided", bounds.FIRST + len(leads) - 1
 
 
-def seeds_to_decide(e: Estimate, n: int, below: float) -> str:
-    """About how many seeds make a try of a lead that stays as it is after n: its squared error falls as 1 / n."""
-    t, further = student(n - 1)
-    now = np.interp(-e.p, -further, t)
-    enough = (more for more in range(n + 1, 101) if np.interp(now * (more / n)**0.5, *student(more - 1)) / 2 < below)
-    return f"a try after about {more} seeds, if its lead stays" if (more := next(enough, 0)) else "no try after 100 seeds"
+def seeds_to_decide(e: Estimate, n: int, below: float, rloo: Group) -> str:
+    """About how many seeds make a try of a lead that stays as it is after n: their squared error falls as 1 / n, and
+    that of the box stays."""
+    t, further = student(freedom(n, rloo))
+    box = rloo.values("area").var(ddof=1) / len(rloo.rows)
+    own = max(0, (e.value / np.interp(-e.p, -further, t)) ** 2 - box)
+    for more in range(n + 1, 101):
+        if np.interp(e.value / (own * n / more + box) ** 0.5, *student(freedom(more, rloo))) / 2 < below:
+            return f"a try after about {more} seeds, if its lead stays"
+    return "no try after 100 seeds"
 
 
 def trained(words: str, seeds: range, processes: int) -> Group:
@@ -161,7 +171,7 @@ def judge(task: str, own: Group, rloo: Group, below: float, control: Estimate | 
         if found == "try" and control and not (control.value > 0 and control.p / 2 < bounds.ERROR):
             found, why = "undecided", "not shown to be ahead of its credit in random order"
         elif found == "undecided":
-            why = seeds_to_decide(seen[-1], n, below)
+            why = seeds_to_decide(seen[-1], n, below, rloo)
         leads.append(Lead(task, axis, found, seen, n, arms.spent(own)[-1] / arms.spent(rloo)[-1], why))
     return leads
 

@@ -1,7 +1,7 @@
 """The bounds of the screen, and how often they err: simulated, since looks after every seed have no table.
 
 A function has a look after each seed from the third to the last: t = lead / Welch's error, with n - 1 degrees of
-freedom after n seeds. It is killed where its lead is not above 0, and a try where the one-sided p is below a level.
+freedom after n seeds, or those of a smaller box. It is killed where its lead is not above 0, and a try where the one-sided p is below a level.
 At this level one that is no better, and whose deviation is far above the box's, is ever a try with probability
 `error`; others are more rarely. How often it then errs is counted on other draws.
 
@@ -26,7 +26,7 @@ def simulate(lead: float, deviation: float, runs: int = BOX, draw: int = 1, path
         own = seeds[:, :n]
         difference = own.mean(1) - box.mean(1)  # (paths,)
         error = np.sqrt(own.var(1, ddof=1) / n + box.var(1, ddof=1) / runs)
-        found.append([difference, np.interp(difference / error, *student(n - 1)) / 2])
+        found.append([difference, np.interp(difference / error, *student(min(n, runs) - 1)) / 2])
     return np.stack(found, 1)
 
 
@@ -38,7 +38,7 @@ def smallest(difference: np.ndarray, p: np.ndarray) -> np.ndarray:
 @cache
 def level(error: float) -> float:
     """The p below which a function is a try, on one axis of one task, so that it errs with this probability."""
-    return float(np.quantile(smallest(*simulate(0, 1000, draw=0, paths=200_000)), error))
+    return float(np.quantile(smallest(*simulate(0, 1000, draw=0, paths=500_000)), error))
 
 
 def shares(lead: float, deviation: float, below: float, runs: int = BOX) -> tuple[float, float, float, float]:
