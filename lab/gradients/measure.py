@@ -33,6 +33,7 @@ from settings import Settings
 from start import load_policy, parse_flags
 
 BATCHES = 16  # of 8 answers to each of 6 puzzles that no other batch has
+REFERENCE = "r - others' mean"  # the unbiased policy gradient
 CRITIC_BATCHES = 40  # of 96 responses, for `ppo`
 
 
@@ -87,11 +88,11 @@ def table_methods(gradients: Tensor, names: Iterable[str]) -> Table:
     n, rows = gradients.shape[1], []
     gram = lambda x, y: (x.double() @ y.double().T).cpu().numpy()  # (n, n) products of the rows of x and y (n, P)
     yy = gram(gradients[-1], gradients[-1])
-    for name, g in zip((*names, "r - others' mean"), gradients, strict=True):
+    for name, g in zip((*names, REFERENCE), gradients, strict=True):
         xx, xy = gram(g, g), gram(g, gradients[-1])
         signal = jackknife(lambda use: cross(xx, use) / total_variance(xx, use), n)
         clean = jackknife(lambda use: corrected_cosine(xy, xx, yy, use), n)
-        rows.append([name, cell(signal, 3), cell(clean) if np.isfinite(clean.low) else ""])
+        rows.append([name, cell(signal, 3), cell(clean) if np.isfinite(clean.low) or name == REFERENCE else ""])
     return Table("Noise and bias of each method's gradient", (
         f"{n} batches. Signal to noise: |E g|^2 / tr Cov(g), corrected for the noise in the mean. Cosine, corrected: "
         "of the expectation with that of the unbiased policy gradient, of r - the others' mean, from pairs of "
