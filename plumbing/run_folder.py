@@ -75,6 +75,9 @@ class Writer(NamedTuple):
         check_same(run, state["step"], asked, checksums(asked, fixed))
         metrics = {}
         if state["step"] > 0:
+            for log, length in state["lengths"].items():  # to cut a shorter file would fill it with zeros
+                require((run / log).is_file() and (run / log).stat().st_size >= length, f"{run / log} was changed since "
+                        f"{STATE} was written: put it back, or remove {STATE} to resume from the start of the run")
             metrics = read_metrics(run, state["lengths"]["metrics.csv"])
             check_columns(run, columns)
             try:

@@ -383,6 +383,9 @@ REFUSED = {  # what is done to a run: what is said, settings, and what else a re
     "an older version": (edit(layout=1), "state.pt is broken or was not written by this version"),
     "another model": (edit(learners={"other": {}}), "state.pt does not fit"),
     "another size": (edit(learners={"counter": {"steps": torch.ones(3)}}), "state.pt does not fit"),
+    "a log that is gone": (lambda run: (run / "samples.txt").unlink(), "samples.txt was changed since state.pt"),
+    "a log without its last row": (lambda run: (run / "metrics.csv").write_text("".join(
+        (run / "metrics.csv").read_text().splitlines(True)[:-2])), "metrics.csv was changed since state.pt"),
     "a new column": (None, "metrics.csv has no column y", {}, {"columns": ["x", "y"]}),
     "fewer steps": (None, "already has 4 steps, more than --steps 3", {"steps": 3}),
     "another tokenizer": (lambda run: (run.parent / "model" / "tokenizer.json").write_text("[]"),
