@@ -128,7 +128,8 @@ def hint_of(word: str, flags: list[str]) -> str:
     """What to write instead of a word that is none of these flags: another trainer's, or a slip."""
     name = word.partition("=")[0].lstrip("-").replace("-", "_").rpartition(".")[2]  # verl: actor_rollout_ref.rollout.n
     tables = PAGE.read_text(encoding="utf-8").partition("## Settings")[2]
-    if named := re.findall(rf"^\|.*[`. ]{re.escape(name)}[`=].*", tables, re.M):
+    named = re.findall(rf"^\|.*[`. ]{re.escape(name)}[`=].*", tables, re.M)
+    if named and name and re.search("^-|=", word):  # no value without its flag: `none` stands in the tables, too
         # First a row about the name, and of these one without a value.
         row = min(named, key=lambda row: (name not in row.split("|")[1], f"{name}`" not in row))
         return "docs/trl.md has {}: {}".format(*(cell.strip() for cell in row.split("|")[1:3]))
