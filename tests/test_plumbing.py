@@ -26,7 +26,7 @@ from plumbing.metrics import COLUMNS, heldout_text, standard_error, write_credit
 from plumbing.model_folder import check_folder, weight_files
 from plumbing.progress import Progress
 from plumbing.run_folder import Writer
-from plumbing.runs import is_finished
+from plumbing.runs import is_finished, read_config
 from settings import Settings
 from tests.fixtures import make_batch, refused
 
@@ -126,6 +126,7 @@ def test_responses_were_called_answers(tmp_path):
     run = configure(tmp_path, responses=4)
     (run / "config.json").write_text((run / "config.json").read_text().replace('"responses"', '"answers"'))
     assert parse("--resume", run).settings == replace(GTPO, out="runs/a", responses=4)
+    assert read_config(run)["settings"]["responses"] == 4  # for analyze.py
     for words, found in (([], 4), (["--answers", 5], 5), (["--responses=6"], 6)):
         assert parse("--config", run, *words).settings == replace(GTPO, responses=found)
 
