@@ -1,9 +1,9 @@
 """The bounds of the screen, and how often they err: simulated, since looks after every seed have no table.
 
 A function has a look after each seed from the third to the last: t = lead / Welch's error, with n - 1 degrees of
-freedom after n seeds, or those of a smaller box. It is killed where its lead is not above 0, and a try where the one-sided p is below a level.
-At this level one that is no better, and whose deviation is far above the box's, is ever a try with probability
-`error`; others are more rarely. How often it then errs is counted on other draws.
+freedom after n seeds, or those of a smaller box. It is killed where its lead is not above 0, and a try where the
+one-sided p is below a level. At this level one that is no better, and whose deviation is far above the box's, is ever a
+try with probability `error`; others are more rarely. How often it then errs is counted on other draws.
 
 Run it:  python -m lab.screen.bounds
 """
