@@ -68,15 +68,10 @@ def stored(task: str) -> Group:
     return arms.read_groups(box(task))[on(task, "RLOO")]
 
 
-def freedom(n: int, rloo: Group) -> int:
-    """Degrees of freedom of t after n seeds: see bounds.py."""
-    return min(n, len(rloo.rows)) - 1
-
-
 def looks(own: Group, rloo: Group, axis: str) -> list[Estimate]:
     """The lead over the box of the seeds so far, at each look."""
     rows = list(own.rows.items())
-    return [arms.apart(Group("", dict(rows[:n])), rloo, AXES[axis], freedom(n, rloo))
+    return [arms.apart(Group("", dict(rows[:n])), rloo, AXES[axis], bounds.freedom(n, len(rloo.rows)))
             for n in range(bounds.FIRST, len(rows) + 1)]
 
 
@@ -91,11 +86,12 @@ def word(leads: list[Estimate], below: float) -> tuple[str, int]:
 def seeds_to_decide(e: Estimate, n: int, below: float, rloo: Group) -> str:
     """About how many seeds make a try of a lead that stays as it is after n: their squared error falls as 1 / n, and
     that of the box stays."""
-    t, further = student(freedom(n, rloo))
-    box = rloo.values("area").var(ddof=1) / len(rloo.rows)
+    runs = len(rloo.rows)
+    t, further = student(bounds.freedom(n, runs))
+    box = rloo.values("area").var(ddof=1) / runs
     own = max(0, (e.value / np.interp(-e.p, -further, t)) ** 2 - box)
     for more in range(n + 1, 101):
-        if np.interp(e.value / (own * n / more + box) ** 0.5, *student(freedom(more, rloo))) / 2 < below:
+        if np.interp(e.value / (own * n / more + box) ** 0.5, *student(bounds.freedom(more, runs))) / 2 < below:
             return f"a try after about {more} seeds, if its lead stays"
     return "no try after 100 seeds"
 

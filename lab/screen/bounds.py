@@ -18,6 +18,11 @@ FIRST, LAST, BOX = 3, 8, 20  # seeds at the first look and at the last; those in
 ERROR = 0.05  # of any try of one function that is no better
 
 
+def freedom(n: int, runs: int) -> int:
+    """Degrees of freedom of t after n seeds, beside a box of so many runs."""
+    return min(n, runs) - 1
+
+
 def simulate(lead: float, deviation: float, runs: int = BOX, draw: int = 1, paths: int = 40_000) -> np.ndarray:
     """The lead at each look, and its one-sided p, (2, looks, paths); at most 0.5. The box: `runs` of deviation 1."""
     rng, found = np.random.default_rng(draw), []
@@ -26,7 +31,7 @@ def simulate(lead: float, deviation: float, runs: int = BOX, draw: int = 1, path
         own = seeds[:, :n]
         difference = own.mean(1) - box.mean(1)  # (paths,)
         error = np.sqrt(own.var(1, ddof=1) / n + box.var(1, ddof=1) / runs)
-        found.append([difference, np.interp(difference / error, *student(min(n, runs) - 1)) / 2])
+        found.append([difference, np.interp(difference / error, *student(freedom(n, runs))) / 2])
     return np.stack(found, 1)
 
 
