@@ -2,7 +2,7 @@
 
     python -m lab.screen surprise --power 0.5 --advantage rloo      its name and flags, as for train.py --mitigation
     python -m lab.screen surprise --advantage rloo --tasks math     on word problems, too, unless Countdown kills it
-    python -m lab.screen                                            trains what the box lacks, RLOO that it is beside
+    python -m lab.screen                                            trains what the box lacks, runs of RLOO
 
 After a step and a score it is trained as the box was, on fresh seeds, with a look after each from the third to the
 eighth, see bounds.py; a try has to lead its own credit in random order, too. Stopped, it resumes, from runs/screen/.
