@@ -204,7 +204,7 @@ def report(title: str, leads: list[Lead], note: str, folder: Path) -> str:
         axes[i // 2].set(xlabel="seeds", title=f"{title}, {e.task}", xlim=(bounds.FIRST - 0.5, bounds.LAST + 0.5))
         axes[i // 2].axhline(0, color="black", linewidth=1)
         axes[i // 2].margins(y=0.35)  # the legend stands on no interval
-        axes[i // 2].legend()
+        axes[i // 2].legend(loc="upper right")
     axes[0].set_ylabel("points above RLOO, 95%")
     figure.savefig(folder / "leads.png")
     in_all = ", ".join(f"{e.word} at {e.axis}" for e in leads[:len(AXES)]) + "".join(f"; kill on {x}" for x in killed)
