@@ -208,7 +208,7 @@ def gspo_objective(
     This is the paper's form for credit per token: the value is the response's ratio, the gradient
     that of the token. The paper has --loss_norm sequence, --clip_low 3e-4 and --clip_high 4e-4. In
     bfloat16 add --old_logprob update: rounding alone can exceed such narrow bounds. In one first
-    update it clipped 48% of the bundled model's tokens, on another processor none.
+    update it clipped 48% of the bundled model's tokens, measured again later none.
     """
     change = (logprob - old).detach() * mask  # (b, T)
     mean = change.sum(1, keepdim=True) / mask.sum(1, keepdim=True)  # (b, 1)
