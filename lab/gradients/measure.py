@@ -55,15 +55,16 @@ def corrected_cosine(xy: np.ndarray, xx: np.ndarray, yy: np.ndarray, use: np.nda
     return cross(xy, use) / np.sqrt(x * y) if x > 0 and y > 0 else float("nan")
 
 
-def choose(words: list[str]) -> tuple[dict[str, CreditFunction], Settings]:
-    """The methods to measure, by name: that of train.py's flags, or all; and its settings."""
+def choose(words: list[str]) -> tuple[dict[str, CreditFunction], str, tuple[str, ...]]:
+    """The methods to measure, by name: that of train.py's flags, or all; the advantage, and what they need."""
     found = parse_flags(words)
     if not words:
-        return fitted_methods(countdown_task), found.settings
+        return fitted_methods(countdown_task), found.settings.advantage, FITTED
     method, name = MITIGATIONS[found.settings.mitigation], " ".join(words).removeprefix("--mitigation ")
-    missing = lacking(required(method, found.hyper_parameters), countdown_task, FITTED)
+    needs = required(method, found.hyper_parameters)
+    missing = lacking(needs, countdown_task, FITTED)
     require(not missing, f"{method.name} needs {', '.join(missing)}, which is not fitted here")
-    return {name: partial(method, **found.hyper_parameters)}, found.settings
+    return {name: partial(method, **found.hyper_parameters)}, found.settings.advantage, needs
 
 
 def method_gradients(batches: Iterable[TokenBatch], methods: Iterable[CreditFunction]) -> Tensor:
@@ -104,14 +105,14 @@ def table_methods(gradients: Tensor, names: Iterable[str]) -> Table:
 def measure(words: list[str], out: Path, model: str = str(BUNDLED)) -> str:
     """The table of a method and its flags, or of all, also as noise.md in a folder; the model's heads are fitted where
     they are needed, and saved beside it, or found there."""
-    methods, chosen = choose(words)
+    methods, advantage, needs = choose(words)
     s = Settings(model=model, max_new_tokens=LIMIT)
     policy, puzzles = load_policy(s), countdown_task.generate_puzzles(6 * BATCHES, "train", seed=1)
     check_lengths(policy, puzzles, s)
     out.mkdir(parents=True, exist_ok=True)
-    if not words or set(FITTED) & set(required(MITIGATIONS[chosen.mitigation], {})):
+    if set(FITTED) & set(needs):
         policy = policy._replace(heads=find_heads(out, policy, CRITIC_BATCHES))
-    batches = (sample(policy, puzzles[6 * i : 6 * i + 6], 8, (0, 1000 + i), chosen.advantage)
+    batches = (sample(policy, puzzles[6 * i : 6 * i + 6], 8, (0, 1000 + i), advantage)
                for i in follow("noise of the gradient", range(BATCHES)))
     gradients = method_gradients(batches, list(methods.values()))  # (M + 1, BATCHES, P)
     require(gradients[-1].any(), "no puzzle got both right and wrong answers, so there is no gradient: take a --model "

@@ -44,7 +44,8 @@ def test_the_table_of_methods_by_definition():
 
     rows = measure.table_methods(torch.tensor(x), ["one", "two", "weak"]).rows
     weak = x[2] @ x[2].T
-    assert rows[2][2] == "" and rows[3][2].startswith("1.00") and math.isnan(measure.corrected_cosine(weak, weak, weak, np.ones(n, bool)))
+    assert rows[2][2] == "" and rows[3][2].startswith("1.00")
+    assert math.isnan(measure.corrected_cosine(weak, weak, weak, np.ones(n, bool)))
     for i, j, figure in [(0, 1, signal), (1, 1, signal), (3, 1, signal), (0, 2, cosine), (1, 2, cosine)]:
         value = figure(x[i], x[3])
         without = [figure(*(np.delete(g, k, 0) for g in (x[i], x[3]))) for k in range(n)]
@@ -93,10 +94,12 @@ def test_the_whole_command(tokenizer, random_model, tmp_path, monkeypatch, run_p
     """Guards against batches that share puzzles or random numbers, a table that is not written, a second call that
     gives other numbers, heads that are fitted again, or to the same responses or scored puzzles, and a traceback where
     no group has a gradient. Responses have at most 12 tokens, end anywhere and may earn something."""
-    for name, value in {"LIMIT": 12, "SIZE": 4, "PUZZLES": 2, "RESAMPLES": 40, "BATCHES": 4, "CRITIC_BATCHES": 3}.items():
+    for name, value in {"LIMIT": 12, "SIZE": 4, "PUZZLES": 2, "RESAMPLES": 40, "BATCHES": 4,
+                        "CRITIC_BATCHES": 3}.items():
         for module in (heads, measure, statistics):
             monkeypatch.setattr(module, name, value, raising=False)
-    monkeypatch.setattr(measure, "fitted_methods", lambda task: {name: MITIGATIONS[name] for name in ("none", "ppo")})
+    two = {name: MITIGATIONS[name] for name in ("none", "ppo")}
+    monkeypatch.setattr(measure, "fitted_methods", lambda task: two)
     monkeypatch.setattr(countdown_task, "grade", lambda text, puzzle: {
         "answer": float(sum(map(ord, text)) % 3 == 0), "format": 0.5 * (len(text) % 3)})
     monkeypatch.setattr(tokenizer, "end_tokens", list(range(0, tokenizer.size, 8)))
@@ -126,6 +129,9 @@ def test_the_whole_command(tokenizer, random_model, tmp_path, monkeypatch, run_p
         texts.append((tmp_path / "one" / "noise.md").read_text(encoding="utf-8"))
     assert texts[2].splitlines()[-2].split("|")[2:] == texts[3].splitlines()[-2].split("|")[2:]
     assert f"| {' '.join(one)} |" in texts[3] and not list((tmp_path / "one").glob("*.safetensors"))
+    of = "--out", tmp_path / "of", "--mitigation", "shuffled", "--of", "ppo"
+    run_program(measure, "--model", tmp_path, *of)
+    assert len(list((tmp_path / "of").glob("*.safetensors"))) == 2
     assert "process_critic, which is not fitted here" in refusal(measure, "--mitigation", "ppo_process")
     monkeypatch.setattr(countdown_task, "grade", lambda *_: dict.fromkeys(("answer", "format"), 0.0))
     assert "--model that solves some" in refusal(measure, "--out", tmp_path)
