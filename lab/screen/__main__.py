@@ -128,11 +128,14 @@ def run(*words: str) -> str:
 
 def first_step(found: Arguments, words: list[str], folder: Path) -> dict:
     """metrics.csv of one step on the box's first batch; the credit's score, noise and bias are printed."""
-    step, scored = folder / "step", found.hyper_parameters | {"advantage": found.settings.advantage}
+    step, noise = folder / "step", folder / "noise.md"
+    scored = found.hyper_parameters | {"advantage": found.settings.advantage}
     if not (step / "final.json").is_file():
         run("train.py", "--mitigation", *words, "--steps=1", "--eval_problems=16", "--pass_at=0", f"--out={step}")
     print(run("-m", "lab.truth.score", "--mitigation", words[0], *(f"--{name}={x}" for name, x in scored.items())))
-    print(measure(["--mitigation", *words], folder), flush=True)
+    if not noise.is_file():
+        measure(["--mitigation", *words], folder)
+    print(noise.read_text(encoding="utf-8"), flush=True)
     return read_metrics(step)
 
 
@@ -197,14 +200,15 @@ def report(title: str, leads: list[Lead], note: str, folder: Path) -> str:
     rows = [[e.task, e.axis, e.word, f"{e.decided}", points(e.looks[e.decided - bounds.FIRST]), f"{e.cost:.2f}", e.why]
             for e in leads]
     figure, axes = new_figure(len(leads) // 2, 3, sharey=True)
-    for i, e in enumerate(leads):
-        value, low, high, _ = 100 * np.array(e.looks).T
-        axes[i // 2].errorbar(np.arange(len(value)) + bounds.FIRST + i % 2 / 9, value, (value - low, high - value),
-                              fmt="o", label=f"{e.axis}: {e.word} after {e.decided}")
-        axes[i // 2].set(xlabel="seeds", title=f"{title}, {e.task}", xlim=(bounds.FIRST - 0.5, bounds.LAST + 0.5))
-        axes[i // 2].axhline(0, color="black", linewidth=1)
-        axes[i // 2].margins(y=0.35)  # the legend stands on no interval
-        axes[i // 2].legend(loc="upper right")
+    for part, pair in zip(axes, zip(leads[::2], leads[1::2])):
+        for i, e in enumerate(pair):
+            value, low, high, _ = 100 * np.array(e.looks).T
+            part.errorbar(np.arange(len(value)) + bounds.FIRST + i / 9, value, (value - low, high - value), fmt="o",
+                          label=f"{e.axis}: {e.word} after {e.decided}")
+        part.set(xlabel="seeds", title=f"{title}, {e.task}", xlim=(bounds.FIRST - 0.5, bounds.LAST + 0.5))
+        part.axhline(0, color="black", linewidth=1)
+        part.margins(y=0.35)  # the legend stands on no interval
+        part.legend(loc="upper right")
     axes[0].set_ylabel("points above RLOO, 95%")
     figure.savefig(folder / "leads.png")
     in_all = ", ".join(f"{e.word} at {e.axis}" for e in leads[:len(AXES)]) + "".join(f"; kill on {x}" for x in killed)

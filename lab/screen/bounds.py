@@ -23,6 +23,7 @@ def freedom(n: int, runs: int) -> int:
     return min(n, runs) - 1
 
 
+@cache
 def simulate(lead: float, deviation: float, runs: int = BOX, draw: int = 1, paths: int = 40_000) -> np.ndarray:
     """The lead at each look, and its one-sided p, (2, looks, paths); at most 0.5. The box: `runs` of deviation 1."""
     rng, found = np.random.default_rng(draw), []
@@ -40,7 +41,6 @@ def smallest(difference: np.ndarray, p: np.ndarray) -> np.ndarray:
     return np.where(np.logical_and.accumulate(difference > 0), p, 1).min(0)
 
 
-@cache
 def level(error: float) -> float:
     """The p below which a function is a try, on one axis of one task, so that it errs with this probability."""
     return float(np.quantile(smallest(*simulate(0, 1000, draw=0, paths=500_000)), error))

@@ -23,7 +23,7 @@ def screened(tmp_path, monkeypatch, run_program):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(program, "BOX", program.BOX._replace(folder=tmp_path))
     monkeypatch.setattr(program, "run", lambda *words: "score")
-    monkeypatch.setattr(program, "measure", lambda words, folder: "noise")
+    monkeypatch.setattr(program, "measure", lambda words, folder: (folder / "noise.md").write_text("noise"))
     monkeypatch.setattr(bounds, "level", lambda error: error / 10)  # close to it, and seconds faster
     monkeypatch.setattr(program, "read_metrics", lambda folder: dict.fromkeys(
         ("grad_norm", "seconds", *arms.COSTS), [0, 2.0 if folder.name == "step" else 1.0]))
