@@ -3,10 +3,9 @@
     python analyze.py runs/none-seed0                       one run, into its analysis/
     python analyze.py runs/*                                methods compared over seeds, into comparison/ beside them
 
-Two measures say what each of the N tokens of a run receives:
+Two measures, by the functions of these names in grpo.py, say what each of the N tokens of a run received:
     contribution = credit * log p           the original work's: a value, not a gradient; negative where it reinforces
-    gradient     = credit * ||onehot - p||  the norm of d(credit * log p) / d logits (over the temperature), with the
-                                            sign of the credit
+    gradient     = credit * ||onehot - p||  the size of its gradient in the logits, with the sign of the credit
 Unlike in the original work, intervals are clustered by puzzle, because responses to one are compared with each other.
 """
 import math
@@ -18,12 +17,13 @@ from typing import Iterator
 import numpy as np
 from matplotlib.axes import Axes
 
+from grpo import contribution, gradient
 from plumbing import report
 from plumbing.comparison import Group, Run, comparison_warnings, group_runs, run_method
 from plumbing.files import read_json
 from plumbing.flags import new_parser
 from plumbing.metrics import COLUMNS, own_columns, share_interval, share_text
-from plumbing.progress import fail, follow, one_sentence
+from plumbing.terminal import fail, follow, one_sentence
 from plumbing.report import PALETTE, Estimate, Table, pm, ratio, t_estimate
 from plumbing.runs import heldout, read_config, read_credit, read_metrics
 from plumbing.tokenizer import Tokenizer
@@ -61,8 +61,8 @@ def with_measures(log: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     log["puzzle"] = np.unique(step_and_group, return_inverse=True)[1]  # from 0 on through the run, as puzzle_text
     log["length"] = np.bincount(log["response_id"])[log["response_id"]]  # (N,) of the response
     log["relative"] = log["position"] / log["length"]  # in [0, 1), 0 at the first token of a response
-    log["contribution"] = log["credit"] * log["logprob"]
-    log["gradient"] = log["credit"] * log["logit_grad"]
+    log["contribution"] = contribution(log["credit"], log["logprob"])
+    log["gradient"] = gradient(log["credit"], log["logit_grad"])
     return log
 
 

@@ -44,7 +44,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from plumbing.progress import one_sentence
+from plumbing.terminal import one_sentence
 from tasks.arithmetic import (CalculationSpan, can_make, check_calculations, derivations,
                               expression, find_calculations, reachability)
 from tasks.data import read_rows

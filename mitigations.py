@@ -1,18 +1,16 @@
 """Credit functions: each one gives every token of a step its credit, the number that multiplies
 grad log pi(token).
 
-This file has GRPO, the seven strategies that the original work (github.com/Ja-Crispy/GRPO-Zero)
-proposed, in its order, what its text asks for beyond them, and the place for yours. Further ones,
-such as PPO, are in methods/, a file for each family. The flag is called --mitigation, because that
-work called such a function a mitigation of GRPO. *Here* says what became of each on easy puzzles,
-if nothing else is named: success averaged over training, minus GRPO's, or RLOO's where that is
-named, in points; or success at the end, from 29.9% at the start, as the model then was.
+First GRPO; then the seven strategies that the original work (github.com/Ja-Crispy/GRPO-Zero)
+proposed, in its order, and what its text asks for beyond them; last the place for yours. methods/
+has others, such as PPO, a file for each family; docs/methods.md tells what became of each. The flag
+is --mitigation: that work called such a function a mitigation of GRPO.
 
 To try an idea, write one decorated function at the end of this file. Under @token_credit it returns
 the credit itself; under @reweighting it returns weights, by which the response's advantage is
-multiplied. Both are (B, T). Its keyword arguments become flags, and the first line of its docstring
-their help. What it puts into batch.log, by name, is logged beside the credit. plumbing/checks.py
-checks both, and sets padding to 0. A critic is a head: methods/heads.py.
+multiplied. Both are (B, T). Its keyword arguments become flags, and the first paragraph of its
+docstring is its text in --help. What it puts into batch.log, by name, is logged beside the credit.
+What it returns is checked, and set to 0 on padding. A critic is a head: methods/heads.py.
 
 How this differs from the original work and from most published code:
 1. Weights carry no gradient and are computed on the whole step instead of a micro-batch. By default
@@ -24,130 +22,36 @@ How this differs from the original work and from most published code:
 
 Shapes: Q puzzles a step, G responses to each (a group), B = Q G responses, T tokens of the longest
 one. In the formulas, A is the response's advantage, L its length and r its reward; p is the token's
-probability, H the entropy of the distribution it was sampled from and V the expected reward of the
-response, given the text before the token; z is a z-score. For a reweighting the formula shows A *
-weight, before the weights are rescaled.
+probability, and H the entropy of the distribution it was sampled from; V is the expected reward of
+the response, given the text before the token; z is a z-score. For a reweighting the formula shows
+A * weight, before the weights are rescaled.
 
 Run it:  python train.py --mitigation outcome_conditional --think_discount 0.5
 """
-import inspect
 import math
-from dataclasses import dataclass
 from typing import Callable
 
 import torch
 from torch import Tensor
 
-from plumbing.checks import check_name, checked
+from methods.credit_function import register, token_credit, z_score
+from methods.written import calculation_advantage, reward_without, written_calculations
 from plumbing.files import require
-from rollout import TokenBatch, by_group, graded_without, z_score
-from settings import Settings
-from tasks.arithmetic import CalculationSpan
-# The first three for your idea, as in `batch.role == FILLER`.
-from tasks.text import FILLER, REASONING, ROLES, STRUCTURE, anchors  # noqa: F401
+from rollout import TokenBatch, by_group
+# FILLER, REASONING and STRUCTURE for your idea, as in `batch.role == FILLER`.
+from tasks.text import FILLER, REASONING, ROLES, STRUCTURE  # noqa: F401
 
-# -------------------------------------------------------------------------------- a credit function
+# ------------------------------------------------------------------------------------------- GRPO
 
 
-@dataclass(frozen=True)
-class CreditFunction:
-    """What a decorator makes of a function: it is called as before, and returns credit (B, T)."""
-
-    name: str  # of --mitigation
-    function: Callable[..., Tensor]  # as it was written
-    is_reweighting: bool  # whether it returns weights, else credit
-    from_advantage: bool  # whether it reads batch.advantage: only then --advantage has an effect
-    needs: tuple[str, ...] | Callable  # what a run must provide; or a function of the flags
-
-    def __call__(self, batch: TokenBatch, /, *arguments, **hyper_parameters) -> Tensor:
-        """Credit (B, T), 0 on padding."""
-        values = self.raw(batch, *arguments, **hyper_parameters)  # (B, T)
-        return reweight(batch, values) if self.is_reweighting else values
-
-    def raw(self, batch: TokenBatch, /, *arguments, **hyper_parameters) -> Tensor:
-        """The weights or credit (B, T) that the function returns, checked, and 0 on padding."""
-        return checked(self.function(batch, *arguments, **hyper_parameters), self, batch)
-
-    @property
-    def summary(self) -> str:
-        """The first paragraph of the function's docstring."""
-        document = inspect.getdoc(self.function) or "no docstring yet"
-        return " ".join(document.split("\n\n")[0].split())
-
-    @property
-    def parameters(self) -> dict[str, bool | int | float | str]:
-        """The hyper-parameters and their defaults, read from the function's signature."""
-        parameters = inspect.signature(self.function).parameters.values()
-        return {p.name: p.default for p in parameters if p.default is not p.empty}
-
-
-MITIGATIONS: dict[str, CreditFunction] = {}  # by name; importing `methods` completes it
-
-
-def register(function: Callable | None, name: str = "", **properties) -> Callable:
-    """The CreditFunction of a function, which MITIGATIONS has by its name from now on."""
-    if function is None:  # @reweighting(needs=...) is called before it gets the function
-        return lambda function: register(function, name, **properties)
-    name = name or getattr(function, "__name__", "")
-    check_name(function, name, MITIGATIONS)
-    MITIGATIONS[name] = CreditFunction(name, function, **properties)
-    return MITIGATIONS[name]
-
-
-def token_credit(
-    function: Callable | None = None,
-    *,
-    name: str = "",
-    from_advantage: bool = False,
-    needs: tuple[str, ...] | Callable = (),
-) -> Callable:
-    """Decorator for a function that returns the credit (B, T) itself. What it returns on padding is
-    set to 0.
-
-    It is called as before, and its result is checked. MITIGATIONS has it by its name.
-    from_advantage=True says that it reads batch.advantage: only then does train.py take --advantage
-    and --shaping. needs: what it asks for beyond the batch, see `reweighting`. name: that of
-    --mitigation, if not the function's own.
-    """
-    properties = {"is_reweighting": False, "from_advantage": from_advantage, "needs": needs}
-    return register(function, name, **properties)
-
-
-def reweighting(
-    function: Callable | None = None, *, needs: tuple[str, ...] | Callable = ()
-) -> Callable:
-    """Decorator for a function that returns weights (B, T) >= 0. Decorated, it returns credit, made
-    by `reweight`.
-
-        @reweighting
-        def early(batch: TokenBatch, power: float = 0.5) -> Tensor:
-            return batch.mask.cumsum(1).clamp(min=1) ** -power
-
-    Now `python train.py --mitigation early --power 1.0` trains with it. `needs` names what it asks
-    for beyond the batch, as in @reweighting(needs=("critic",)): a head (batch.ask.head),
-    "reference" (batch.ask.reference_logprob), or a function that not every task has
-    (batch.task.calculations). Where that depends on hyper-parameters, needs is a function of these.
-    Weights may be bool or int, and on any device.
-    """
-    return register(function, is_reweighting=True, from_advantage=True, needs=needs)
-
-
-@torch.no_grad()
-def assign_credit(batch: TokenBatch, mitigation: Callable, s: Settings) -> Tensor:
-    """The credit (B, T) that the chosen function gives to each token. Tokens that --skip_unfinished
-    leaves without credit still count in N."""
-    credit = mitigation(batch)  # (B, T)
-    return credit * batch.ended[:, None] if s.skip_unfinished else credit
-
-
-# --------------------------------------------------------------- GRPO, and what a weight does to it
-
-
-@token_credit(name="none", from_advantage=True)
-def grpo(batch: TokenBatch) -> Tensor:
+@token_credit(from_advantage=True)
+def none(batch: TokenBatch) -> Tensor:
     """credit = A, the same number on every token of a response: GRPO (2402.03300). --advantage
     names A's formula."""
     return batch.advantage[:, None] * batch.mask
+
+
+# ----------------------------------------------------------------------- what a weight does to it
 
 
 def reweight(batch: TokenBatch, weight: Tensor) -> Tensor:
@@ -155,14 +59,16 @@ def reweight(batch: TokenBatch, weight: Tensor) -> Tensor:
     corrections.
 
     1. Weights that are all 0 don't say which token of a response matters: they become 1. So the
-       response gets plain GRPO and does not drop out.
+       response gets plain GRPO and does not drop out. (With --normalize step it gets more, because
+       the others' weights are smaller.)
     2. The weights are rescaled as batch.normalize says. response: those of each response average 1,
        so that its credit still averages its advantage. step: they average 1 over all tokens of the
        step. none: they stay as they are.
     """
     all_zero = ~weight.any(1, keepdim=True)  # (B, 1)
-    scaled = torch.where(all_zero & batch.mask, 1.0, weight)  # (B, T)
-    return batch.advantage[:, None] * NORMALIZATIONS[batch.normalize](scaled, batch.mask)
+    weight_or_one = torch.where(all_zero & batch.mask, 1.0, weight)  # (B, T)
+    rescaled = NORMALIZATIONS[batch.normalize](weight_or_one, batch.mask)  # (B, T)
+    return batch.advantage[:, None] * rescaled
 
 
 def unit_mean(weight: Tensor, mask: Tensor) -> Tensor:
@@ -181,6 +87,25 @@ NORMALIZATIONS = {
     "response": unit_mean, "step": unit_mean_in_step, "none": lambda weight, mask: weight}
 
 
+def reweighting(
+    function: Callable | None = None, *, needs: tuple[str, ...] | Callable = ()
+) -> Callable:
+    """Decorator for a function that returns weights (B, T) >= 0. Decorated, it returns credit, made
+    by `reweight`.
+
+        @reweighting
+        def early(batch: TokenBatch, power: float = 0.5) -> Tensor:
+            return batch.mask.cumsum(1).clamp(min=1) ** -power
+
+    Now `python train.py --mitigation early --power 1.0` trains with it. What it asks for beyond the
+    batch, it names: @reweighting(needs=("critic",)) for batch.ask.head("critic"), "reference" for
+    batch.ask.reference_logprob, "calculations" for batch.task.calculations, which not every task
+    has. Where that depends on hyper-parameters, needs is a function of these. Weights may be bool
+    or int, and on any device.
+    """
+    return register(function, reweight, from_advantage=True, needs=needs)
+
+
 # ------------------------------------------------------------ the original work's seven strategies
 
 
@@ -190,9 +115,8 @@ def entropy_ratio(batch: TokenBatch) -> Tensor:
     work).
 
     Strategy 1, as written there, "GTPO-style"; `gtpo` differs.
-    Here: 2.7 ± 1.1; with RLOO's advantage on word problems -3.3 ± 1.4, lab/study/tables.md.
     """
-    return unit_mean(batch.entropy * batch.mask, batch.mask)
+    return unit_mean(batch.entropy * batch.mask, batch.mask)  # H / mean H, with any --normalize
 
 
 @reweighting(needs=("importance",))
@@ -202,10 +126,8 @@ def learned_importance(batch: TokenBatch) -> Tensor:
 
     Strategy 2: a small network beside the policy says which tokens are important. What trains it is
     left open; ours learns to predict the response's success from its hidden states, pooled by the
-    softmax (1802.04712; heads.py), and scores a step before it learns from it. (Its name there,
-    lambda-GRPO, is also that of a learned exponent on the length, 2510.06870, of `prefix_tree`,
-    2509.21154, and of eligibility traces, 2510.00194.)
-    Here: -4.3 ± 3.4, lab/study/tables.md.
+    softmax (1802.04712; heads.py), and scores a step before it learns from it. (Three published
+    methods bear its name there, lambda-GRPO: 2510.06870, 2509.21154 and 2510.00194.)
     """
     return batch.ask.head("importance") * batch.mask.sum(1, keepdim=True)
 
@@ -220,14 +142,14 @@ def attention_credit(batch: TokenBatch, credit_scale: float = 2.0) -> Tensor:
     tokens, such as the attention sink at position 0, don't count. Without an answer a = 0, which is
     plain GRPO. (The original has other formulas, and its code gave token t + 1 what was paid to
     token t: lab/original/methods.md.)
-    Here: 1.0 ± 1.2, lab/study/tables.md.
     """
     require(credit_scale >= 0, "--credit_scale must be 0 or more")
-    answer = batch.in_answer
-    # ask.attention[:, t, u]: what token t's state pays to token u. (B, T) from the whole answer:
-    total = (batch.ask.attention * answer[:, :, None]).sum(1)
-    later = answer.sum(1, keepdim=True) - answer.cumsum(1)  # (B, T) answer tokens after this one
-    mean = total / later.clamp(min=1) * batch.mask  # (B, T) what each of them pays
+    in_answer = batch.in_answer  # (B, T)
+    # ask.attention (B, T, T): [:, t, u] is what the state that predicts token t pays to an earlier
+    # token u. Token u gets, from the answer's tokens t > u:
+    total = (batch.ask.attention * in_answer[:, :, None]).sum(1)  # (B, T)
+    payers = in_answer.sum(1, keepdim=True) - in_answer.cumsum(1)  # (B, T) how many those are
+    mean = total / payers.clamp(min=1) * batch.mask  # (B, T)
     return 1 + credit_scale * unit_mean(mean, batch.mask)
 
 
@@ -241,58 +163,27 @@ def reward_decomposition(
     Strategy 4. --weights are a,b,c. Each reward is z-scored in its group by itself. A_steps: the
     share of written calculations that are true and use available numbers, a process reward. With
     stepwise=True each calculation's own verdict, z-scored over all calculations of the group, goes
-    to its own tokens instead. A response without an answer or a calculation gets plain GRPO; where
-    it has none, its share of 0 still counts in the group's z-score. (The paper also normalizes the
-    sum over the batch.)
-    Here: it learns true calculations, not right answers: 12.7% at the end, lab/study/collapse.md.
+    to its own tokens instead. A response without an answer or a calculation gets plain GRPO; in the
+    group's z-score of A_steps it counts as 0. (The paper also normalizes the sum over the batch.)
     """
     try:
         a, b, c = map(float, weights.split(","))
     except ValueError:
         raise ValueError("--weights must be three numbers, as in 0.1,0.3,1") from None
-    written = [written_calculations(batch, i) for i in range(len(batch.text))]  # B lists of S
-    verdicts = [torch.tensor([float(right) for *_, right in found]) for found in written]  # B, (S,)
-    share = torch.stack([v.sum() / max(len(v), 1) for v in verdicts])  # (B,) 0 without any
-    share = share.to(batch.reward.device)
-    process, format, answer = (  # (B,) each -> (B, 1) each, in each group
-        z_score(by_group(batch, reward[:, None])).view(-1, 1)
-        for reward in (share, batch.format, batch.success))
-    thinking = process  # (B, 1)
+    written = [written_calculations(batch, i) for i in range(len(batch.text))]  # B lists
+    verdicts = [torch.tensor([float(x.is_right) for x in row]) for row in written]  # B, (S,) each
+    right_share = torch.stack([v.sum() / max(len(v), 1) for v in verdicts])  # (B,) 0 without any
+    right_share = right_share.to(batch.reward.device)
+    in_group = lambda x: z_score(by_group(batch, x[:, None])).view(-1, 1)  # (B,) -> (B, 1)
     if stepwise:
-        thinking = calculation_advantage(batch, written, verdicts)  # (B, T)
-    section = torch.where(batch.in_answer, c * answer, b * thinking)  # (B, T)
-    credit = a * format * (batch.role == STRUCTURE) + section  # (B, T)
-    calculates = torch.tensor([len(v) > 0 for v in verdicts], device=share.device)  # (B,)
+        steps = calculation_advantage(batch, written, verdicts)  # (B, T)
+    else:
+        steps = in_group(right_share)  # (B, 1)
+    section = torch.where(batch.in_answer, c * in_group(batch.success), b * steps)  # (B, T)
+    credit = a * in_group(batch.format) * (batch.role == STRUCTURE) + section  # (B, T)
+    calculates = torch.tensor([len(v) > 0 for v in verdicts], device=right_share.device)  # (B,)
     defined = calculates & batch.in_answer.any(1)  # (B,)
-    return torch.where(defined[:, None], credit, grpo(batch))
-
-
-def written_calculations(batch: TokenBatch, i: int) -> list[tuple[Tensor, CalculationSpan, bool]]:
-    """Each calculation written in response i: its tokens (T,) bool, the spans of its parts, and
-    whether it is right."""
-    position = torch.from_numpy(anchors(batch.text[i], batch.spans[i]))  # (L,) decides of each
-    position = position.to(batch.mask.device)
-    found = []
-    for span, right in batch.task.calculations(batch.text[i], batch.puzzles[batch.group[i]]):
-        tokens = torch.zeros_like(batch.mask[i])  # (T,)
-        tokens[: len(position)] = (position >= span.a[0]) & (position < span.result[1])
-        found.append((tokens, span, right))
-    return found
-
-
-def calculation_advantage(batch: TokenBatch, written: list[list], verdicts: list[Tensor]) -> Tensor:
-    """The verdict (0 or 1) on each calculation, z-scored over its group, on its tokens (B, T); 0
-    elsewhere."""
-    advantage = batch.advantage.new_zeros(batch.mask.shape)
-    G = len(batch.text) // len(batch.puzzles)
-    for i, verdict in enumerate(verdicts):
-        if len(verdict):
-            first = i // G * G
-            group = torch.cat(verdicts[first : first + G])  # all calculations of the group
-            z = (verdict - group.mean()) / (group.std(correction=0) + 1e-4)  # (S,)
-            for (tokens, *_), value in zip(written[i], z.to(advantage.device)):
-                advantage[i, tokens] = value
-    return advantage
+    return torch.where(defined[:, None], credit, none(batch))
 
 
 @reweighting(needs=lambda tokens: () if tokens else ("calculations",))
@@ -304,18 +195,17 @@ def regrade_ablation(batch: TokenBatch, tokens: bool = False) -> Tensor:
     alone. So removing a calculation from the thoughts changes nothing, and nearly all weights are
     0, which is nearly plain GRPO. Removing a token of a tag or of a right answer does. How much a
     token changed the chance of success: lab/truth/measure.py.
-    Here: with tokens=True and RLOO's advantage 0.0% at the end, lab/study/tables.md.
     """
     weight = batch.advantage.new_zeros(batch.mask.shape)  # (B, T)
     for i, spans in enumerate(batch.spans):
         if tokens:
             parts = [(t, start, stop) for t, (start, stop) in enumerate(spans)]
         else:
-            parts = [(where, span.a[0], span.result[1])
-                     for where, span, _ in written_calculations(batch, i)]
-        reward = graded_without(batch, i, 0, 0)
-        for where, start, stop in parts:  # where: a mask of tokens, or one of them
-            weight[i, where] = abs(reward - graded_without(batch, i, start, stop))
+            parts = [(x.tokens, x.span.a[0], x.span.result[1])
+                     for x in written_calculations(batch, i)]
+        reward = reward_without(batch, i, 0, 0)  # of the whole text, also where a coin graded it
+        for columns, start, stop in parts:  # one column, or a mask (T,) of them
+            weight[i, columns] = abs(reward - reward_without(batch, i, start, stop))
     return weight
 
 
@@ -327,7 +217,6 @@ def outcome_conditional(batch: TokenBatch, think_discount: float = 0.5) -> Tenso
     Strategy 6, whose weights depend on the section alone. A response without an answer gets plain
     GRPO. (The original discounted such a response as a whole, so that credit depended on the
     format.)
-    Here: -2.1 ± 1.6, lab/study/tables.md.
     """
     require(think_discount >= 0, "--think_discount must be 0 or more")
     unanswered = ~batch.in_answer.any(1, keepdim=True)  # (B, 1)
@@ -341,7 +230,6 @@ def inverse_logprob(batch: TokenBatch, epsilon: float = 0.1) -> Tensor:
     Strategy 7, meant to make |credit * log p| equal on all tokens. That holds where |log p| is well
     above epsilon. (The original did not rescale its weight, see --normalize none, nor detach it:
     lab/original/methods.md.)
-    Here: 0.2% at the end, lab/study/collapse.md.
     """
     require(epsilon > 0, "--epsilon must be above 0")
     return 1 / (batch.logprob.abs() + epsilon)
@@ -358,8 +246,7 @@ def entropy_masking(batch: TokenBatch, mask_percentile: float = 80.0) -> Tensor:
     Hard masking: a forking token is one where the text could go several ways. Where every response
     keeps a token, --normalize none is the paper's equation, which divides the loss by the number of
     all tokens, and --normalize step its code, which divides by that of kept ones. A response that
-    keeps none gets plain GRPO; in the paper it drops out.
-    Here: -0.1 ± 1.7, lab/study/tables.md.
+    keeps none gets plain GRPO, by `reweight`; in the paper it drops out.
     """
     require(0 <= mask_percentile <= 100, "--mask_percentile must be between 0 and 100")
     threshold = batch.entropy[batch.mask].quantile(mask_percentile / 100)  # ()
@@ -373,7 +260,6 @@ def entropy_weighted(batch: TokenBatch, entropy_temp: float = 1.0) -> Tensor:
 
     Soft weights. The original's softmax ran over a micro-batch, so that its results depended on a
     memory setting.
-    Here: 0.6 ± 1.5, lab/study/tables.md.
     """
     require(entropy_temp > 0, "--entropy_temp must be above 0")
     score = (batch.entropy / entropy_temp).masked_fill(~batch.mask, -math.inf)  # (B, T)
@@ -387,14 +273,12 @@ def token_type(
     """credit = A * the flag of the token's role: filler is prose, reasoning arithmetic, structure
     tags (ours).
 
-    The original asks for it in its conclusions: tell filler from reasoning within the thoughts. On
-    hard puzzles two of its three runs fall: lab/study/collapse.md.
-    Here: 1.8 ± 1.4; on word problems -4.0 ± 1.8, lab/study/tables.md.
+    The original asks for it in its conclusions: tell filler from reasoning within the thoughts.
     """
-    weights = dict(zip(ROLES, (filler, reasoning, structure)))
-    for role, weight in weights.items():
+    weights = (filler, reasoning, structure)
+    for role, weight in zip(ROLES, weights):
         require(weight >= 0, f"--{role} must be 0 or more")
-    return torch.tensor(list(weights.values()), device=batch.role.device)[batch.role.int()]
+    return torch.tensor(weights, device=batch.role.device)[batch.role.int()]  # (B, T)
 
 
 # -------------------------------------------------------------------------------------------- yours

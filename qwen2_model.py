@@ -5,10 +5,10 @@ How this differs from the reports (Qwen2 2407.10671, Qwen3 2505.09388, Llama 230
 usual implementations:
 1. One class implements all three. Qwen2 has a bias on q, k and v. Qwen3 has none, but an RMSNorm on
    each head's q and k. Llama has neither.
-2. One forward pass serves sampling and training. It takes new tokens behind what a cache holds: one
-   a row while sampling, a whole response, with gradient, when it is trained on. See Qwen2.hidden
-   and Cache.
-3. q, k and v are one matrix, in a checkpoint's order, and so are gate and up: one large product is
+2. One forward pass serves sampling and training. It reads new tokens behind those in a cache: one
+   token a row while sampling; a whole response, with gradient, when it is trained on.
+3. Texts are padded on the left, so that all rows of a cache write the same column. See Cache.
+4. q, k and v are one matrix, in a checkpoint's order, and so are gate and up: one large product is
    faster than three.
 
 Alphabet: R rows of S new tokens each, C columns that attention looks at (those of the cache, then
@@ -21,18 +21,21 @@ from copy import copy
 from dataclasses import dataclass, fields
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Callable, Self
+from typing import Callable
 
 import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from plumbing.compute import by_rows, in_memory, linear, recomputed
+from plumbing.compute import attention_on_gpu, by_rows, linear, recomputed
 from plumbing.files import check_tensors, read_json, replace_file, write_json
 from plumbing.model_folder import check_folder, config_values, read_weights, written_config
 
-LOGITS_KEPT = 2**26  # most logits to keep for the backward pass; it computes more of them again
+# How many numbers are computed at a time, at most; and where there are more than that, the backward
+# pass computes them again, so that they need not wait for it in memory.
+SCORES_AT_ONCE, SCORES_KEPT = 2**24, 2**23  # of attention in a layer
+LOGITS_AT_ONCE = LOGITS_KEPT = 2**26
 ARCHITECTURES = {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM",
                  "llama": "LlamaForCausalLM"}
 
@@ -63,7 +66,7 @@ class Config:
 # ---------------------------------------------------------------------------------- the transformer
 
 
-def wide(x: Tensor) -> Tensor:
+def at_least_float32(x: Tensor) -> Tensor:
     """x in float32, or in its own dtype where that is wider: for sums and exponentials, which
     bfloat16 would spoil."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
@@ -95,12 +98,14 @@ def rope_frequencies(c: Config) -> Tensor:
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """RoPE (2104.09864): turn entries j and j + d / 2 of each head of x (R, heads, S, d) by its
-    token's angle, whose cos and sin are (R, 1, S, d / 2)."""
-    a, b = wide(x).chunk(2, dim=-1)  # (R, heads, S, d / 2) each
-    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)
+    token's angles. cos and sin (S, d) have each angle twice; the first half of sin is negative.
+
+    (a, b) becomes (a cos - b sin, b cos + a sin), and rolling swaps a and b.
+    """
+    x_wide = at_least_float32(x)
+    return (x_wide * cos + x_wide.roll(x.shape[3] // 2, dims=3) * sin).to(x.dtype)
 
 
-@in_memory
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     """softmax(q k^T / sqrt(d) + mask) v, (R, H, S, d).
 
@@ -157,10 +162,15 @@ class Layer(nn.Module):
     def forward(
         self, x: Tensor, rotation: tuple[Tensor, Tensor], mask: Tensor, extend: Callable
     ) -> Tensor:
-        """x (R, S, D) -> (R, S, D). rotation: see `rotate`; mask: see `attention`; extend(k, v):
-        see Cache.extend."""
+        """x (R, S, D) -> (R, S, D). rotation: the cos and sin of `rotate`; mask: see `attention`;
+        extend(k, v): see Cache.extend."""
         q, k, v = self.heads(x, rotation)  # (R, H, S, d), (R, K, S, d), (R, K, S, d)
-        out = attention(q, *extend(k, v), mask)  # (R, H, S, d)
+        k, v = extend(k, v)  # (R, K, C, d) each
+        if q.is_cuda and q.shape[2] > 1:  # for one new token it is not worth its copies of k and v
+            out = attention_on_gpu(q, k, v, mask)  # (R, H, S, d) the same by a kernel
+        else:  # the formula, for as many rows at a time as memory allows
+            scores = q.shape[1] * mask[0].numel()  # of a row
+            out = by_rows(attention, scores, SCORES_AT_ONCE, q, k, v, mask, kept=SCORES_KEPT)
         x = x + product(out.transpose(1, 2).flatten(2), self.o, adapter=self.o_adapter)
         x_2 = rms_norm(x, self.norm_2, self.eps)  # (R, S, D)
         gate, up = product(x_2, self.gate_up, adapter=self.gate_up_adapter).chunk(2, dim=-1)
@@ -197,55 +207,71 @@ class Qwen2(nn.Module):
         self.head = None if config.tie_word_embeddings else nn.Parameter(torch.zeros(V, D))
 
     def hidden(self, tokens: Tensor, cache: "Cache", hide: Tensor | None = None) -> Tensor:
-        """Last hidden states (R, S, D) of new tokens (R, S): those of a row follow what the cache
-        has read for it.
-
-        The cache (while sampling a Decoder, which stands for one) grows by S columns. hide (R, 1,
-        S, S): where a new token may not see another one.
-        """
-        # Columns before this call. When the backward pass computes a layer again, its keys are in
-        # the cache already, and `extend` puts the new ones in their place, behind `past`.
-        past = cache.position.shape[1]
-        position = cache.advance(tokens.shape[1])  # (R, S) in the texts of their rows
-        angle = position[:, None, :, None].float() * self.frequency  # (R, 1, S, d / 2)
-        rotation = angle.cos(), angle.sin()  # (R, 1, S, d / 2) each
-        x = F.embedding(tokens, self.embedding).to(self.dtype)  # (R, S, D)
-        mask = cache.mask(position)  # (R, 1, S, C)
-        if hide is not None:
-            mask[..., past:].masked_fill_(hide, -math.inf)
-        again = self.checkpoint_activations and torch.is_grad_enabled()
+        """Last hidden states (R, S, D) of new tokens (R, S), which follow what the cache's rows
+        have read. hide: see `begin`."""
+        x, rotation, mask = self.begin(tokens, cache, hide)
+        recompute = self.checkpoint_activations and torch.is_grad_enabled()
         for i, layer in enumerate(self.layers):
-            compute = recomputed(layer) if again else layer
-            x = compute(x, rotation, mask, partial(cache.extend, i, past))  # (R, S, D)
+            compute = recomputed(layer) if recompute else layer
+            x = compute(x, rotation, mask, partial(cache.extend, i))  # (R, S, D)
         return rms_norm(x, self.norm, self.config.rms_norm_eps)
+
+    def begin(
+        self, tokens: Tensor, cache: "Cache", hide: Tensor | None = None
+    ) -> tuple[Tensor, tuple[Tensor, Tensor], Tensor]:
+        """What the first layer gets: the new tokens' embeddings (R, S, D), the cos and sin of their
+        columns (S, d), and the mask (R, 1, S, C). hide (R, S, S): where a new token may not see
+        another one."""
+        query, key = cache.place(tokens.shape[1])  # (S,), (C,) columns
+        sees = cache.sees(query, key)  # (R, S, C)
+        if hide is not None:
+            sees[:, :, -len(query) :] &= ~hide
+        mask = torch.zeros(sees.shape, dtype=self.dtype, device=sees.device)
+        mask = mask.masked_fill(~sees, -math.inf)[:, None]  # (R, 1, S, C)
+        rotation = self.rotation(query[:, None] * self.frequency)  # (S, d) each
+        return F.embedding(tokens, self.embedding).to(self.dtype), rotation, mask
 
     def logits(self, states: Tensor) -> Tensor:
         """Logits (..., real_vocab) of the token that follows states (..., D), over the temperature,
         in float32 or wider: the policy is their softmax, for sampler, update, ratio, entropy and
         reference alike."""
-        logits = wide(product(states, self.output_weight[: self.real_vocab]))
+        logits = at_least_float32(product(states, self.output_weight[: self.real_vocab]))
         return logits if self.temperature == 1 else logits / self.temperature
 
     def logprob(self, states: Tensor, tokens: Tensor) -> Tensor:
         """log pi (n,) of tokens (n,), with gradient; tokens[i] follows states[i], states (n, D)."""
-        some = lambda states, tokens: (
-            self.logits(states).log_softmax(-1).gather(1, tokens[:, None])[:, 0])
-        return by_rows(some, self.real_vocab, LOGITS_KEPT, states, tokens, kept=LOGITS_KEPT)
+        def logprob(states: Tensor, tokens: Tensor) -> Tensor:
+            log_probs = self.logits(states).log_softmax(-1)  # (n, V)
+            return log_probs.gather(1, tokens[:, None])[:, 0]
 
-    def forward(self, rows: Tensor) -> Tensor:
+        V = self.real_vocab
+        return by_rows(logprob, V, LOGITS_AT_ONCE, states, tokens, kept=LOGITS_KEPT)
+
+    def forward(self, texts: Tensor) -> Tensor:
         """Logits (R, S, V) after each token of texts (R, S), of all V rows, as in transformers."""
-        return product(self.hidden(rows, Cache(self, len(rows))), self.output_weight)
+        nothing = Cache(self, torch.zeros_like(texts[:, 0]))
+        return product(self.hidden(texts, nothing), self.output_weight)
+
+    def rotation(self, angle: Tensor) -> tuple[Tensor, Tensor]:
+        """The cos and sin (..., d) that `rotate` takes of angles (..., d / 2)."""
+        cos, sin = angle.cos().to(self.wide_dtype), angle.sin().to(self.wide_dtype)
+        return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
 
     @cached_property
     def frequency(self) -> Tensor:
-        """RoPE's angles a position (d / 2,). (No buffer: load_model builds on "meta", and no
-        checkpoint fills one.)"""
-        return rope_frequencies(self.config).to(self.norm.device)
+        """RoPE's angles a column (d / 2,), in float64, where the angle of a late column keeps its
+        digits. (No buffer: load_model builds on "meta", and no checkpoint fills one.)"""
+        return rope_frequencies(self.config).to(self.norm.device, torch.float64)
 
     @property
     def dtype(self) -> torch.dtype:
         """That of activations, products and the cache."""
         return self.arithmetic or self.norm.dtype
+
+    @property
+    def wide_dtype(self) -> torch.dtype:
+        """That of sums and exponentials, which bfloat16 would spoil."""
+        return torch.promote_types(self.dtype, torch.float32)
 
     @property
     def output_weight(self) -> Tensor:
@@ -259,63 +285,52 @@ class Qwen2(nn.Module):
 class Cache:
     """The keys and values of what R rows have read, so that each token is computed once.
 
-    A column holds one token of each row. Its position says where in the row's text the token
-    stands, and decides who sees it; at NOWHERE nobody does. Here the rows a b c and d e read two
-    tokens, row 1 forgot its e again (see `forget_after`), and then each read its last token:
+    A column holds one token of each row. Texts are padded on the left: row r begins at column
+    start[r]. Here the texts a b c and d e have been read, and each row reads one more token:
 
-        column     0  1  2     position  0  1        2    length
-        row 0      a  b  c               0  1        2    3
-        row 1      d  e  e               0  NOWHERE  1    2
+        column     0   1   2   3     start
+        row 0      a   b   c   f     0
+        row 1          d   e   g     1
+
+    A token's position, for RoPE, is its column: attention depends on differences of positions
+    alone, so it does not matter where a text begins.
     """
 
-    NOWHERE = 2**62  # the position of a column without a token: behind all, so that none sees it
+    def __init__(self, model: Qwen2, start: Tensor):
+        """A cache of R rows that have read nothing, and begin at the columns start (R,)."""
+        self.start, self.columns = start, 0  # columns that the rows have read
+        self.keys = [None] * len(model.layers)  # of each layer (R, K, columns, d)
+        self.values = list(self.keys)
 
-    def __init__(self, model: Qwen2, R: int):
-        """A cache of R rows that have read nothing."""
-        c = model.config
-        device = model.norm.device
-        # All layers may begin with the same tensor, because `extend` replaces it.
-        empty = torch.zeros(R, c.num_key_value_heads, 0, c.head_dim,
-                            dtype=model.dtype, device=device)
-        self.keys = [empty] * c.num_hidden_layers
-        self.values = list(self.keys)  # of each layer (R, K, columns, d)
-        self.position = torch.zeros(R, 0, dtype=torch.long, device=device)  # (R, columns)
-        self.length = torch.zeros(R, dtype=torch.long, device=device)  # (R,) tokens it has read
+    def place(self, S: int) -> tuple[Tensor, Tensor]:
+        """The columns of S new tokens (S,), and those of all that is there with them (C,)."""
+        column = torch.arange(self.columns + S, device=self.start.device)
+        return column[self.columns :], column
 
-    def advance(self, S: int) -> Tensor:
-        """Add S columns, behind what each row has read. Returns their positions (R, S) in texts."""
-        own = self.length[:, None] + torch.arange(S, device=self.length.device)  # (R, S)
-        self.position = torch.cat((self.position, own), dim=1)
-        self.length = self.length + S
-        return own
+    def sees(self, query: Tensor, key: Tensor) -> Tensor:
+        """Whether the new tokens in columns query (S,) see what is in columns key (C,): (R, S, C).
+        Padding sees itself, since a softmax over nothing would be NaN."""
+        query = query[:, None]  # (S, 1)
+        sees = key <= query  # (S, C)
+        is_text = key >= self.start[:, None, None]  # (R, 1, C)
+        return sees & (is_text | (key == query))
 
-    def mask(self, own: Tensor) -> Tensor:
-        """What is added to the attention scores (R, 1, S, C) of new tokens at the positions own (R,
-        S): 0 for a column that a token sees, else -inf. (What `hide` of Qwen2.hidden takes away
-        comes on top.)"""
-        own, column = own[:, :, None], self.position[:, None]  # (R, S, 1), (R, 1, C)
-        sees = column <= own  # (R, S, C)
-        return self.keys[0].new_zeros(sees.shape).masked_fill(~sees, -math.inf)[:, None]
+    def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """The keys and values that new tokens see in a layer: those of the cache, then their own k
+        and v (R, K, S, d). Rows that had read nothing keep theirs, for `rows`."""
+        if self.columns == 0:
+            self.keys[layer], self.values[layer] = k, v
+            return k, v
+        return torch.cat((self.keys[layer], k), dim=2), torch.cat((self.values[layer], v), dim=2)
 
-    def extend(self, layer: int, past: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Put k and v (R, K, S, d) behind the first `past` columns of a layer. Returns its keys and
-        values."""
-        self.keys[layer] = torch.cat((self.keys[layer][:, :, :past], k), dim=2)
-        self.values[layer] = torch.cat((self.values[layer][:, :, :past], v), dim=2)
-        return self.keys[layer], self.values[layer]
-
-    def rows(self, index: Tensor) -> Self:
-        """A new cache of B rows, which go on after rows index (B,) of this one; with gradient."""
+    def rows(self, index: Tensor) -> "Cache":
+        """A cache of B rows that go on after what rows index (B,) of this one have read; with
+        gradient."""
         new = copy(self)
         new.keys = [x.index_select(0, index) for x in self.keys]
         new.values = [x.index_select(0, index) for x in self.values]
-        new.position, new.length = self.position[index], self.length[index]
+        new.start, new.columns = self.start[index], self.keys[0].shape[2]
         return new
-
-    def forget_after(self, length: Tensor) -> None:
-        """Rows go on after their first tokens, length (R,). Others' columns stay, but unseen."""
-        self.length = length
-        self.position = self.position.where(self.position < length[:, None], self.NOWHERE)  # (R, C)
 
 
 # -------------------------------------------------------------------------------------- checkpoints

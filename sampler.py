@@ -1,13 +1,12 @@
-"""Sampling: responses grow token by token on a KV cache.
+"""Sampling on a KV cache; and reading responses again, with gradient for an update, or without.
 
 How this differs from the usual `generate`:
 1. All randomness comes in as uniform numbers, one row per response. So a response depends on the
    others in its batch by rounding alone, which may flip a token where two are nearly tied.
-2. Log-prob, entropy and logit gradient (see Samples) of each token are recorded while sampling:
-   the ratio's pi_old, most credit functions and the credit log need no extra forward pass.
-3. Responses that have ended leave the batch, except on a GPU, which replays a recorded step of
-   fixed shape: see plumbing/decoding.py.
-4. The responses to a prompt share its forward pass, up to its last token. Each begins with that
+2. Log-prob, entropy and logit gradient of each token are recorded while sampling (see Samples): the
+   ratio's pi_old, most credit functions and the credit log need no extra forward pass.
+3. Responses that have ended leave the batch.
+4. A prompt is read once for all its responses, up to its last token. Each response begins with that
    token, so the state of its column t predicts the response's token t:
 
        column       0      1      2          the prompt "the sky" and the response "is blue ."
@@ -15,21 +14,26 @@ How this differs from the usual `generate`:
        predicts     is     blue   .
 
 Alphabet: Q prompts, G responses to each, B = Q G responses, of which B' are still running, T
-columns (while sampling: as many as a response may have), V vocabulary.
+columns (while sampling: as many as a response may have), V vocabulary, D hidden size. Reading: m of
+the responses, b of like length at a time, with n sampled tokens; S columns, replies included.
 
 Run it:  python train.py --steps 0        samples from the bundled model and grades the responses
 """
-from typing import Callable, NamedTuple, Sequence
+from typing import Any, Callable, NamedTuple, Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
-from plumbing.compute import by_rows, distinct_texts
-from plumbing.decoding import new_decoder
-from qwen2_model import Cache, Qwen2, wide
+from extras.recorded import RecordedRoom
+from plumbing.compute import by_length, by_rows, with_replies
+from qwen2_model import Cache, Qwen2
 
 LOGITS_AT_ONCE = {"cpu": 2**18}  # so many at a time: on a CPU as many as its cache holds
+# Memory of keys and values while evaluating, on a CPU and on a GPU: an evaluation of Qwen 0.5B takes
+# 2.8 GB with it, a step 2.7; with four times as much it took 3.9.
+ROOM_BYTES = {False: 2**27, True: 2**30}
+RECORDED_ON = ("cuda",)  # devices that replay a recorded decode step
 
 Replies = Sequence[dict[int, list[int]]]  # each {t: what is read before token t}
 
@@ -45,7 +49,7 @@ class Samples(NamedTuple):
     mask: Tensor  # (B, T) bool, True on sampled tokens, the end token included
     logprob: Tensor  # (B, T) log pi(token), 0 on padding
     entropy: Tensor  # (B, T) entropy of pi before the token, nats
-    logit_grad: Tensor  # (B, T) ||onehot - p||, see `describe`
+    logit_grad: Tensor  # (B, T) ||onehot - p||, see `measure`
     ended: Tensor  # (B,) bool, False where the token limit cut the response off
     before: Replies  # B, what each was told between turns, see extras/turns.py; else {}
 
@@ -58,6 +62,7 @@ class Rules(NamedTuple):
     greedy: bool = False  # take the most probable token, whatever the random number
     # Called after each column, with their number, and the share of responses still running.
     watch: Callable[[int, float], object] = lambda columns, running: None
+    read: Callable | None = None  # reads the prompts, as `read_prompts` does: extras/prefixes.py
 
 
 # ----------------------------------------------------------------------------------------- a token
@@ -79,7 +84,7 @@ def draw(p: Tensor, uniform: Tensor) -> Tensor:
     return token.clamp(max=p.shape[1] - 1)
 
 
-def describe(log_probs: Tensor, p: Tensor, token: Tensor) -> Tensor:
+def measure(log_probs: Tensor, p: Tensor, token: Tensor) -> Tensor:
     """Log-prob of a token (n, 1), entropy in nats, and logit gradient, (n, 3), from log_probs and
     p (n, V).
 
@@ -97,22 +102,83 @@ def describe(log_probs: Tensor, p: Tensor, token: Tensor) -> Tensor:
 def choose(
     logits: Tensor, uniform: Tensor, excluded: Tensor | None = None, greedy: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """A token (n,) from each row of logits (n, V), and what `describe` finds of it (n, 3).
+    """A token (n,) from each row of logits (n, V), and its measures (n, 3), see `measure`.
 
     uniform, excluded (n,). It takes some rows at a time, which the processor's cache holds.
     """
-    def some(logits: Tensor, uniform: Tensor, excluded: Tensor | None) -> tuple[Tensor, Tensor]:
+    def choose_some(logits: Tensor, uniform: Tensor, excluded: Tensor | None) -> tuple:
         log_probs = logits.log_softmax(-1)  # (n, V)
         p = log_probs.exp()  # (n, V)
         allowed = p if excluded is None else p.scatter(1, excluded[:, None], 0.0)  # (n, V)
         token = allowed.argmax(1, keepdim=True) if greedy else draw(allowed, uniform)  # (n, 1)
-        return token[:, 0], describe(log_probs, p, token)
+        return token[:, 0], measure(log_probs, p, token)
 
     at_once = LOGITS_AT_ONCE.get(logits.device.type, 2**26)
-    return by_rows(some, logits.shape[1], at_once, logits, uniform, excluded)
+    return by_rows(choose_some, logits.shape[1], at_once, logits, uniform, excluded)
 
 
 # --------------------------------------------------------------------------------------- responses
+
+
+class Room(Cache):
+    """A cache with room for T more columns, written in place and without gradient, whose rows may
+    leave."""
+
+    def __init__(self, read: Cache, rows: Tensor, T: int):
+        """It goes on after rows (B,) of what a cache has read."""
+        self.start, self.columns = read.start[rows], read.keys[0].shape[2]
+        self.keys, self.values = ([self.make_room(x[rows], T) for x in side]
+                                  for side in (read.keys, read.values))
+
+    @staticmethod
+    def make_room(x: Tensor, T: int) -> Tensor:
+        """x (B, K, columns, d), and T more columns that nobody has written yet."""
+        B, K, columns, d = x.shape
+        room = x.new_empty(B, K, columns + T, d)
+        room[:, :, :columns] = x
+        return room
+
+    def read(self, model: Qwen2, token: Tensor) -> Tensor:
+        """The states (R, D) that follow one more token of each row (R,)."""
+        states = model.hidden(token[:, None], self)[:, 0]
+        self.columns += 1
+        return states
+
+    def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """As in Cache."""
+        keys, values = (x[layer][:, :, : self.columns + 1] for x in (self.keys, self.values))
+        keys[:, :, -1:], values[:, :, -1:] = k, v
+        return keys, values
+
+    def keep(self, running: Tensor) -> Tensor:
+        """Rows leave where running (R,) is False, and the last of the others take their places, so
+        that few are copied. Returns the old index (n,) of the row in each place."""
+        n, C = int(running.sum()), self.columns
+        order = torch.arange(n, device=running.device)  # (n,)
+        gaps = (~running[:n]).nonzero()[:, 0]
+        order[gaps] = n + running[n:].nonzero()[:, 0]
+        for x in (*self.keys, *self.values):
+            x[gaps, :, :C] = x[order[gaps], :, :C]
+        self.keys, self.values = [x[:n] for x in self.keys], [x[:n] for x in self.values]
+        self.start = self.start[order]
+        return order
+
+
+def rows_that_fit(model: Qwen2, columns: int) -> int:
+    """How many rows of so many columns have keys and values of ROOM_BYTES."""
+    c, numbers = model.config, columns * model.dtype.itemsize
+    row_bytes = 2 * c.num_hidden_layers * c.num_key_value_heads * c.head_dim * numbers  # 2: k, v
+    return ROOM_BYTES[model.norm.is_cuda] // row_bytes
+
+
+def read_prompts(model: Qwen2, prompts: list[list[int]]) -> tuple[Cache, Tensor]:
+    """A cache whose Q rows have read the prompts but for their last tokens; and these tokens (Q,).
+    Padded on the left: see Cache."""
+    P, device = max(map(len, prompts)), model.norm.device
+    padded = torch.tensor([[0] * (P - len(prompt)) + prompt for prompt in prompts], device=device)
+    cache = Cache(model, torch.tensor([P - len(prompt) for prompt in prompts], device=device))
+    model.hidden(padded[:, :-1], cache)  # (Q, P - 1, D), which nobody asks for
+    return cache, padded[:, -1]
 
 
 def generate(
@@ -127,50 +193,92 @@ def generate(
     uniforms (B, T) float64 in [0, 1): the random number behind each token. A response stops at one
     of end_tokens, or after T tokens, or where the rules say so.
     """
-    B, T = uniforms.shape
-    G = B // len(prompts)
-    device = model.norm.device
-    uniforms = uniforms.to(device)
-    ends = torch.tensor(end_tokens, device=device)
+    (B, T), device = uniforms.shape, model.norm.device
+    uniforms, ends = uniforms.to(device), torch.tensor(end_tokens, device=device)
     limit = (torch.full((B,), T) if rules.limit is None else rules.limit).to(device)  # (B,)
     excluded = None if rules.excluded is None else rules.excluded.to(device)
     tokens = torch.zeros(B, T, dtype=torch.long, device=device)
-    facts = wide(torch.zeros(3, B, T, dtype=model.dtype, device=device))  # what `describe` finds
+    measures = torch.zeros(3, B, T, dtype=model.wide_dtype, device=device)
     length = torch.zeros(B, dtype=torch.long, device=device)
     # A tenth faster than no_grad. What is made inside can never get a gradient; what is returned
     # was made above.
     with torch.inference_mode():
-        rows = torch.arange(B, device=device)  # (B',) the response that each running row writes
-        cache, token = read_prompts(model, [prompt for prompt in prompts for _ in range(G)])
-        decoder = new_decoder(model, cache, T)
+        cache, last = (rules.read or read_prompts)(model, prompts)
+        prompt_of = torch.arange(len(prompts), device=device).repeat_interleave(B // len(prompts))
+        room_of = RecordedRoom if device.type in RECORDED_ON else Room
+        room, token = room_of(cache, prompt_of, T), last[prompt_of]  # (B,)
+        rows = torch.arange(B, device=device)  # (B',) the responses that are still running
         for t in range(T):
-            logits = model.logits(decoder.states(token))  # (B', V)
+            logits = model.logits(room.read(model, token))  # (B', V)
             never = excluded if t == 0 else None
-            token, found = choose(logits, uniforms[rows, t], never, rules.greedy)  # (B',), (B', 3)
-            tokens[rows, t] = token
-            facts[:, rows, t] = found.T
+            token, measured = choose(logits, uniforms[rows, t], never, rules.greedy)
+            tokens[rows, t] = token  # (B',)
+            measures[:, rows, t] = measured.T  # (3, B')
             length[rows] = t + 1
             running = ~torch.isin(token, ends) & (limit[rows] > t + 1)  # (B',)
-            rows, token = decoder.keep(running, rows, token)
+            if not running.all():
+                order = room.keep(running)
+                rows, token = rows[order], token[order]
             rules.watch(t + 1, len(rows) / B)
             if len(rows) == 0:
                 break
-    mask = torch.arange(t + 1, device=device) < length[:, None]  # (B, T): T is now the longest
+    T = t + 1  # of the longest response
+    mask = torch.arange(T, device=device) < length[:, None]  # (B, T)
     ended = torch.isin(tokens.gather(1, length[:, None] - 1)[:, 0], ends)  # (B,)
-    return Samples(tokens[:, : t + 1], mask, *facts[..., : t + 1], ended, ({},) * B)
+    return Samples(tokens[:, :T], mask, *measures[..., :T], ended, ({},) * B)
 
 
-def read_prompts(model: Qwen2, prompts: list[list[int]]) -> tuple[Cache, Tensor]:
-    """A cache whose Q rows have read the prompts but for their last tokens; and these tokens (Q,).
+# -------------------------------------------------------------------------------------- read again
 
-    A text is read once, and one that begins another not by itself. Padded on the right.
+
+class Piece(NamedTuple):
+    """Some responses, of about the same length, as the model reads them. Here two, p q r s to the
+    prompt a b c, and u v w to d e:
+
+        in the cache    inputs     sampled    tokens
+        a b             c p q r    1 1 1 1    p q r s u v w
+          d             e u v w    1 1 1 0
     """
-    (texts, text_of), device = distinct_texts(prompts), model.norm.device
-    tokens = pad_sequence([torch.tensor(text) for text in texts], batch_first=True).to(device)
-    cache = Cache(model, len(texts))
-    model.hidden(tokens[:, :-1], cache)
-    cache = cache.rows(torch.tensor(text_of, device=device))  # of Q rows
-    # Each keeps its prompt but for the last token, and nothing that a longer text or padding has
-    # behind that.
-    cache.forget_after(torch.tensor([len(prompt) - 1 for prompt in prompts], device=device))
-    return cache, torch.tensor([prompt[-1] for prompt in prompts], device=device)
+
+    inputs: Tensor  # (b, S) the prompt's last token, then what follows, but for the last one
+    cache: Cache  # of b rows, which have read their prompts but for the last token
+    sampled: Tensor  # (b, S) whether a state predicts a sampled token: no reply's, no padding
+    tokens: Tensor  # (n,) these sampled tokens, row by row
+
+
+def states_of(model: Qwen2, piece: Piece) -> Tensor:
+    """The last hidden states (n, D) that predict the sampled tokens of a piece."""
+    return model.hidden(piece.inputs, piece.cache)[piece.sampled]
+
+
+def logprobs_of(model: Qwen2, piece: Piece) -> Tensor:
+    """log pi (n,) of the sampled tokens of a piece."""
+    return model.logprob(states_of(model, piece), piece.tokens)
+
+
+def read(
+    model: Qwen2, batch: Any, rows: Tensor, reader: Callable = logprobs_of,
+    given: Sequence[Tensor] = (), at_once: int = 16
+) -> Tensor:
+    """What a reader finds of the sampled tokens of the responses rows (m,) of a TokenBatch, by
+    default log pi: (m, T, ...), 0 on padding. With gradient, where that is enabled.
+
+    Each prompt is read once, the responses behind it in pieces of like length, at most at_once in
+    one. reader(model, piece, ...) returns (n, ...); of each tensor that is given, (m, T, ...), it
+    gets what these n tokens have.
+    """
+    groups, prompt_of = batch.group[rows].unique(return_inverse=True)  # (q,), (m,)
+    cache, last = read_prompts(model, [batch.prompts[q] for q in groups.tolist()])
+    mask, before = batch.mask[rows], [batch.before[i] for i in rows.tolist()]  # (m, T), m
+    text, sampled = with_replies(batch.tokens[rows], mask, before)  # (m, S) each
+    inputs = torch.cat((last[prompt_of, None], text[:, :-1]), dim=1)  # (m, S) predict the text
+    places, values = [], []
+    for some, S in by_length(sampled, at_once):  # (b,)
+        i, t = mask[some].nonzero(as_tuple=True)  # (n,) each
+        places.append((some[i], t))
+        real = sampled[some, :S]  # (b, S) has the same n tokens in the same order
+        piece = Piece(inputs[some, :S], cache.rows(prompt_of[some]), real, text[some, :S][real])
+        values.append(reader(model, piece, *(x[places[-1]] for x in given)))  # (n, ...)
+    i, t = (torch.cat(index) for index in zip(*places))  # (N,) each
+    values = torch.cat(values)  # (N, ...)
+    return values.new_zeros(*mask.shape, *values.shape[1:]).index_put((i, t), values)

@@ -61,8 +61,7 @@ class Settings:
     checkpoint_every: int = 0  # steps between checkpoints/step-...; 0: only the last
     state_every: int = 10  # steps between writing what --resume continues from; 0: only at the end
     # The machine:
-    micro_batch: int = 16  # responses in one pass; changes memory, and results by rounding alone
-    reading: str = "shared"  # shared: a prompt is read for all its responses; plain: for each
+    micro_batch: int = 24  # responses in a pass, whole groups or parts of one; more need more memory
     checkpoint_activations: bool = False  # less memory, more time: backward recomputes each layer
     device: str = "cpu"  # any torch device that has float64, such as cuda or cuda:1
     dtype: str = "float32"  # of the model's weights; the optimizer's are float32 in any case

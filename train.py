@@ -6,11 +6,12 @@
     python train.py --task guess                                    another task, in several turns
     python train.py --steps 0                                       only evaluate
     python train.py --resume runs/none-seed0                        continue a run that was stopped
-    python train.py --config runs/none-seed0/config.json --seed 1   a run's settings, but for these
-    python train.py --on_step tracking:tensorboard                  each row of metrics.csv, to you
+    python train.py --config runs/none-seed0/config.json --seed 1   the same settings, another seed
+    python train.py --on_step tracking:tensorboard                  hands each row of metrics.csv to
+                                                                    a function in your tracking.py
 
-A *mitigation* is a credit function: the name is that of the work which this project examines.
-GRPO's formulas: grpo.py.
+--mitigation names a credit function: the work that this project examines calls them so. GRPO's
+formulas: grpo.py.
 
 Shapes: Q puzzles a step, G responses to each puzzle (a group), B = Q G responses, T tokens of the
 longest response.
@@ -24,16 +25,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from grpo import compare, shape_reward, update
+from grpo import assign_credit, compare, instrument, shape_reward, update
 from methods.queries import Queries
-from mitigations import assign_credit
-from plumbing.launch import responses_that_fit
 from plumbing.metrics import add_step_columns, heldout_text, line_of, standard_error
-from plumbing.optimizer import learning_rate
-from plumbing.progress import Progress, command_line, one_sentence
-from plumbing.stop import stoppable
-from rollout import EVALUATION, Policy, draw_puzzles, draw_uniforms, respond, rollout
-from sampler import Rules
+from plumbing.terminal import Progress, command_line, one_sentence, stoppable
+from rollout import Policy, draw_puzzles, draw_uniforms, respond, rollout
+from sampler import Rules, rows_that_fit
 from settings import Settings
 from start import Run, start
 
@@ -48,19 +45,29 @@ def train(run: Run) -> None:
         run.optimizer.set_lr(learning_rate(s, step))  # the same in every step, by default
         puzzles = draw_puzzles(run.training, s, step)  # Q
         batch = rollout(policy, puzzles, s, step)  # B responses and their rewards
-        batch.ask = Queries(policy, batch, s, step)  # runs the model for a method that asks
+        batch.ask = Queries(policy, batch, s, step)  # answers by running the model again
         reward = shape_reward(batch, s)  # (B,) the graded one, unless --shaping changes it
         batch.advantage = compare(batch, s.advantage, reward)  # (B,) GRPO's (r - mean) / std
-        credit = assign_credit(batch, run.mitigation, s)  # (B, T) mitigation(batch), checked
-        run.writer.stop.held = True  # a signal waits until the row is written
+        credit = assign_credit(batch, run.credit_function, s)  # (B, T)
+        run.writer.hold_signals()  # half a step can't be resumed
         row = update(policy, run.optimizer, batch, credit, s)  # columns of metrics.csv
-        add_step_columns(row, step, batch, step_began)  # of the rollout: means, tokens, seconds
+        measured = instrument(batch, credit, s)  # (B, T) each: what every token received
+        add_step_columns(row, step, batch, measured, step_began)
         if step == s.steps or (s.eval_every and step % s.eval_every == 0):
             row |= measure_heldout(policy, run.heldout, s)
-        run.writer.step(step, batch, credit, row)
+        run.writer.step(step, batch, measured, row)
         seconds_left = (time.perf_counter() - began) / (step - run.done) * (s.steps - step)
         print(line_of(row, s.steps, seconds_left), flush=True)
         run.row = row
+
+
+def learning_rate(s: Settings, step: int) -> float:
+    """AdamW's learning rate in a step, from 1 on. In step k of the first n, --warmup_steps or 1, it
+    is lr * k / n. Then it stays or, with --linear_decay, falls by the same amount in every step: to
+    lr / (steps + 1 - n) in the last one."""
+    n = max(1, s.warmup_steps)
+    falling = (s.steps + 1 - step) / (s.steps + 1 - n) if s.linear_decay else 1.0
+    return s.lr * min(1.0, step / n, falling)
 
 
 # -------------------------------------------------------------------------------------- evaluation
@@ -69,15 +76,17 @@ def train(run: Run) -> None:
 def evaluate(policy: Policy, puzzles: list, G: int, s: Settings) -> np.ndarray:
     """Success (Q, G) of G responses to each of Q puzzles, with the same random numbers every
     time."""
-    uniforms = draw_uniforms(0, EVALUATION, len(puzzles), G, s.max_new_tokens)  # (B, limit)
+    limit = s.max_new_tokens
+    uniforms = draw_uniforms(0, "evaluation", len(puzzles), G, limit)  # (B, limit)
     prompts = [policy.prompt(puzzle) for puzzle in puzzles]
-    at_once = max(1, responses_that_fit(policy, prompts, s) // G)  # puzzles
+    responses = rows_that_fit(policy.model, max(map(len, prompts)) + limit)  # at a time
+    at_once = max(responses, s.questions * s.responses) // G  # puzzles; at least a step's
     success, progress = [], Progress("evaluating", len(uniforms))
     for i in range(0, len(puzzles), at_once):
-        some, numbers = slice(i, i + at_once), uniforms[i * G : (i + at_once) * G]
-        watch = progress.part(done=len(success), size=len(numbers), limit=s.max_new_tokens)
+        part, numbers = slice(i, i + at_once), uniforms[i * G : (i + at_once) * G]
+        watch = progress.part(done=len(success), size=len(numbers), limit=limit)
         rules = Rules(greedy=s.eval_greedy, watch=watch)
-        graded = respond(policy, puzzles[some], prompts[some], numbers, rules)
+        graded = respond(policy, puzzles[part], prompts[part], numbers, rules)
         success += [grade["answer"] for grade in graded.grades]  # 1.0 where the answer is right
     return np.array(success).reshape(len(puzzles), G)
 
@@ -91,7 +100,8 @@ def measure_heldout(policy: Policy, heldout: list, s: Settings) -> dict[str, flo
 def measure_pass(policy: Policy, heldout: list, s: Settings) -> dict[str, float]:
     """The share of held-out puzzles that at least one of --pass_at sampled responses solves, and
     its standard error."""
-    if (k := s.pass_at) == 0:
+    k = s.pass_at
+    if k == 0:
         return {}
     print(f"measuring pass@{k}: {k} responses to each of {len(heldout)} held-out puzzles",
           flush=True)
@@ -105,7 +115,7 @@ def measure_pass(policy: Policy, heldout: list, s: Settings) -> dict[str, float]
 def measure_end(run: Run) -> dict[str, float]:
     """What final.json has: held-out success of the last row of metrics.csv, and pass@k."""
     row, s = run.row, run.s
-    if "heldout_success" not in row:  # resumed with fewer --steps, after a step without
+    if "heldout_success" not in row:  # resumed at a step after which it was not measured
         row = measure_heldout(run.policy, run.heldout, s)
     return {"step": s.steps, "heldout_success": row["heldout_success"],
             "heldout_stderr": row.get("heldout_stderr", np.nan),  # a single puzzle has no error
@@ -120,10 +130,10 @@ def main() -> None:
     """Train as the command line says. What can't work is refused in one sentence, before anything
     is written."""
     with one_sentence("interrupted before training began"):
-        run = start(command_line()[1:], __doc__)
+        run = start(command_line()[1:], usage=__doc__)
     s, folder, name = run.s, run.writer.run, shlex.quote(str(run.writer.run))
     interrupted = f"interrupted; continue with: python train.py --resume {name}"
-    with one_sentence(interrupted, folder), stoppable(run.writer, run.done) as run.writer:
+    with one_sentence(interrupted, folder), stoppable(run.writer, run.done):
         if run.done == 0:
             print(f"measuring the start model on {len(run.heldout)} held-out puzzles", flush=True)
             run.row = {"step": 0} | measure_heldout(run.policy, run.heldout, s)

@@ -17,8 +17,8 @@ from bridges import own_modules
 
 with own_modules():
     from extras.turns import decode
-    from methods import MITIGATIONS
-    from mitigations import CreditFunction
+    from methods.credit_function import CreditFunction
+    from methods.registry import CREDIT_FUNCTIONS
     from plumbing.checks import per_token, required
     from plumbing.files import require
     from plumbing.task_file import check_roles
@@ -49,8 +49,8 @@ TASK = SimpleNamespace(roles=roles, sentence_starts=sentence_starts, calculation
 def find_credit(credit: str | Callable, task: Any, told: set[str], trainer: str) -> Callable:
     """The credit function of this name, or the given one; ValueError where it needs what the trainer can't tell.
     told: "reference", where the trainer has a reference model."""
-    found = MITIGATIONS.get(credit) if isinstance(credit, str) else credit
-    require(callable(found), f"there is no credit function {credit!r:.50}: {', '.join(MITIGATIONS)}")
+    found = CREDIT_FUNCTIONS.get(credit) if isinstance(credit, str) else credit
+    require(callable(found), f"there is no credit function {credit!r:.50}: {', '.join(CREDIT_FUNCTIONS)}")
     method, given = getattr(found, "func", found), getattr(found, "keywords", {})  # of a partial
     if isinstance(method, CreditFunction):
         require(given.keys() <= method.parameters.keys(), f"{method.name} takes no {', '.join(given)}: it has "

@@ -26,19 +26,18 @@ from bridges import own_modules
 from bridges.foreign import TASK, ForeignBatch, assign_credit, find_credit, layout
 
 with own_modules():
-    from grpo import ADVANTAGES, compare
-    from methods import MITIGATIONS
+    from grpo import ADVANTAGES, compare, instrument
+    from methods.registry import CREDIT_FUNCTIONS
     from methods.queries import Queries
     from plumbing import run_folder
     from plumbing.compute import by_rows
     from plumbing.files import check_fields, read_json, require
     from plumbing.flags import check_range, methods_help, new_parser, parse_with
     from plumbing.metrics import add_step_columns, number, write_credit_log
-    from plumbing.progress import fail, follow, one_sentence
-    from plumbing.shared_prompts import MicroBatch, predicting_states, read_responses, responses
+    from plumbing.terminal import fail, follow, one_sentence
     from qwen2_model import Qwen2
     from rollout import Policy
-    from sampler import describe
+    from sampler import Piece, measure, read, states_of
     from settings import Settings
     from start import CHOICES, load_policy
     from tasks.data import raw_rows
@@ -138,15 +137,15 @@ def in_groups(rollouts: list) -> tuple[list, int, list[str]]:
     return sorted(found, key=lambda rollout: rollout.step), G, [note] * (len(found) < len(rollouts))
 
 
-def facts(model: Qwen2, part: MicroBatch) -> Tensor:
+def measured_by(model: Qwen2, piece: Piece) -> Tensor:
     """Log-prob, entropy, logit gradient, as in Samples, and the variance of log p of a token drawn there: (n, 4) of the
     tokens of some responses."""
     def of_some(states: Tensor, tokens: Tensor) -> Tensor:
         log_probs = model.logits(states).log_softmax(-1)  # (ROWS, V)
         square = torch.linalg.vecdot(log_probs.exp(), log_probs.square())  # (ROWS,) the mean of log p squared
-        known = describe(log_probs, log_probs.exp(), tokens[:, None])  # (ROWS, 3)
+        known = measure(log_probs, log_probs.exp(), tokens[:, None])  # (ROWS, 3)
         return torch.cat((known, (square - known[:, 1] ** 2)[:, None]), dim=1)
-    return by_rows(of_some, 1, ROWS, predicting_states(model, part), part.tokens)
+    return by_rows(of_some, 1, ROWS, states_of(model, piece), piece.tokens)
 
 
 def read_step(rollouts: list, parts: Iterable[str], middle: float, policy: Policy, s: Settings,
@@ -163,13 +162,14 @@ def read_step(rollouts: list, parts: Iterable[str], middle: float, policy: Polic
     batch = ForeignBatch(own, lambda _: {"tokenizer": tokenizer}, grades, grades["reward"] > middle, s.responses,
                          puzzles=rollouts, prompts=[r.prompt_ids for r in rollouts], task=task, normalize=s.normalize,
                          ended=column(r.completion_ids[-1] in tokenizer.end_tokens for r in rollouts).bool())
-    read = read_responses(facts, policy.model, *responses(batch, torch.arange(len(rollouts), device=device)),
-                          at_once=s.micro_batch)  # (B, T, 4)
-    batch.logprob, batch.entropy, batch.logit_grad, _ = read.unbind(-1)
+    with torch.no_grad():
+        rows = torch.arange(len(rollouts), device=device)  # (B,)
+        found = read(policy.model, batch, rows, measured_by, at_once=s.micro_batch)  # (B, T, 4)
+    batch.logprob, batch.entropy, batch.logit_grad, _ = found.unbind(-1)
     batch.ask = Queries(policy, batch, s, step)
     batch.advantage = (column(r.advantage for r in rollouts).float() if s.advantage == "theirs" else
                        compare(batch, s.advantage))
-    return batch, read[own.mask][:, [0, 1, 3]].T.double()
+    return batch, found[own.mask][:, [0, 1, 3]].T.double()
 
 
 def verdict(logprob: Tensor, entropy: Tensor, variance: Tensor) -> str:
@@ -234,7 +234,7 @@ def give_credit(rollouts: list, middle: float, folders: dict[int, Path], policy:
     run, known, folder, parts = Path(s.out), [], Path(s.adapter or s.model), rollouts[0].rewards  # of the first row
     steps = {step: [*found] for step, found in groupby(rollouts, key=lambda rollout: rollout.step)}
     told = {"attention", "log-probs with tokens hidden"}
-    credit = find_credit(partial(MITIGATIONS[s.mitigation], **hyper_parameters), TASK, told, "a file of rollouts")
+    credit = find_credit(partial(CREDIT_FUNCTIONS[s.mitigation], **hyper_parameters), TASK, told, "a file of rollouts")
     for step, (their_step, found) in enumerate(follow("reading steps", steps.items()), 1):
         began = perf_counter()
         if folder != folders[their_step]:
@@ -246,10 +246,11 @@ def give_credit(rollouts: list, middle: float, folders: dict[int, Path], policy:
         if step == 1:  # not before, since the credit function may have refused
             run_folder.start_run(run, asdict(s), hyper_parameters, {}, ["their_step", "log_p_plus_entropy", *parts])
             run_folder.append_row(run, {"step": 0})
-        checksum = write_credit_log(run / "credit" / f"step-{step:06d}.npz", step, batch, found_credit)
+        measured = instrument(batch, found_credit, s)
+        checksum = write_credit_log(run / "credit" / f"step-{step:06d}.npz", step, batch, measured)
         row = {"credit_checksum": checksum, "their_step": their_step,
                "log_p_plus_entropy": read[:2].sum(0).mean().item()}
-        add_step_columns(row, step, batch, began)
+        add_step_columns(row, step, batch, measured, began)
         run_folder.append_row(run, row)
         run_folder.write_samples(run, step, batch)
     return torch.cat(known, dim=1)
@@ -292,9 +293,9 @@ def main() -> None:
     """Turn files of rollouts into a run folder."""
     words = list(takewhile(lambda word: not word.startswith("-"), sys.argv[1:]))
     parser = new_parser(usage="python -m bridges.rollouts FILE ... --model FOLDER [--flag value ...]",
-                        description=__doc__, epilog=methods_help(MITIGATIONS))
+                        description=__doc__, epilog=methods_help(CREDIT_FUNCTIONS))
     choices = CHOICES | {"advantage": ("theirs", *(name for name in ADVANTAGES if name != "gdpo"))}  # which needs parts
-    found = parse_with(parser, sys.argv[1 + len(words) :], Options(), MITIGATIONS, choices)
+    found = parse_with(parser, sys.argv[1 + len(words) :], Options(), CREDIT_FUNCTIONS, choices)
     if not words:
         fail("name the files of rollouts first, such as: python -m bridges.rollouts rollouts.jsonl --model FOLDER")
     with torch.no_grad():

@@ -18,7 +18,7 @@ from bridges import rollouts as program
 from bridges.recorder import RolloutTrainer
 from bridges.test_trl import make
 from grpo import compare
-from methods import MITIGATIONS
+from methods.registry import CREDIT_FUNCTIONS
 from methods.queries import Queries
 from plumbing.runs import read_credit, read_metrics
 from rollout import rollout
@@ -130,7 +130,7 @@ def test_ids_give_what_the_sampler_recorded(sampled, tmp_path, run_program, caps
     assert f"| {len(log['token'])} | 100.0% |" in re.sub(" +", " ", text) and "nan" not in text
     assert (tmp_path / "r" / "analysis" / "tokens.html").stat().st_size > 9999
     batch.advantage = compare(batch, "rloo")
-    np.testing.assert_allclose(log["credit"], rows_of(MITIGATIONS["prefix_tree"](batch)), atol=1e-6)
+    np.testing.assert_allclose(log["credit"], rows_of(CREDIT_FUNCTIONS["prefix_tree"](batch)), atol=1e-6)
     assert metrics["truncated"][1] == pytest.approx(1 - batch.ended.float().mean())
     assert metrics["success"][1] == pytest.approx((batch.reward > batch.reward.max() / 2).double().mean())
     assert metrics["rewards/half"][1] == pytest.approx(batch.reward.mean() / 2) and np.isnan(metrics["rewards/gone"][1])

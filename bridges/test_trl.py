@@ -22,10 +22,10 @@ from bridges import rollouts
 from bridges.foreign import FACTS, TASK, find_credit
 from bridges.recorder import RolloutTrainer
 from bridges.trl import CreditTrainer
-from grpo import ADVANTAGES, compare, shape_reward, update
-from methods import MITIGATIONS, ORDER
+from grpo import ADVANTAGES, assign_credit, compare, shape_reward, update
+from methods.registry import CREDIT_FUNCTIONS, ORDER
 from methods.queries import Queries
-from mitigations import assign_credit, grpo
+from mitigations import none
 from plumbing.launch import BUNDLED, MODELS
 from plumbing.runs import read_credit, read_metrics
 from qwen2_model import save_model, to_checkpoint
@@ -71,7 +71,7 @@ def trained(cls, folder, config=None, resume=None, **options):
 def reads(batch):
     """GRPO's credit, after a look at all that is found late."""
     assert batch.entropy.shape == batch.logit_grad.shape == batch.role.shape
-    return grpo(batch)
+    return none(batch)
 
 
 @pytest.mark.parametrize("credit, config", [
@@ -169,7 +169,7 @@ def ours(batch, policy, words):
     s, hyper_parameters, *_ = parse_flags([*shlex.split(words), f"--max_new_tokens={LIMIT}", "--micro_batch=99"])
     batch = replace(batch, normalize=s.normalize, advantage=compare(batch, s.advantage, shape_reward(batch, s)))
     batch.ask = Queries(policy, batch, s, 1)
-    credit = assign_credit(batch, partial(MITIGATIONS[s.mitigation], **hyper_parameters), s)
+    credit = assign_credit(batch, partial(CREDIT_FUNCTIONS[s.mitigation], **hyper_parameters), s)
     still = SimpleNamespace(zero_grad=policy.model.zero_grad, step=lambda norm: 0.0)
     update(policy, still, batch, credit, s)
     return credit, to_checkpoint({name: w.grad for name, w in policy.model.named_parameters()}, policy.model.config)
@@ -205,7 +205,7 @@ def test_the_first_gradient_is_ours(words, advantage, sampled, monkeypatch):
     _, hyper_parameters, *_ = parse_flags(["--mitigation", *words.split()])
     name = words.split()[0]
     trainer, inputs = on_ours(folder, batch, monkeypatch, {"beta": 1e-12} if name == "dpo" else {}, task=task,
-                              credit=partial(MITIGATIONS[name], **hyper_parameters), format="format",
+                              credit=partial(CREDIT_FUNCTIONS[name], **hyper_parameters), format="format",
                               advantage=advantage, success="answer" if advantage == "grpo" else 0.5)
     trainer.compute_loss(trainer.model, inputs).backward()
     credit, gradient = ours(batch, policy, f"--mitigation {words}")
@@ -233,7 +233,7 @@ def test_every_credit_function_runs_or_is_refused_by_name(sampled):
     (dict(credit="entropyratio"), "there is no credit function 'entropyratio'"),
     (dict(success="zzz"), "'zzz', but answer"), (dict(advantage="z"), "'z' is"), (dict(normalize="z"), "'z' is"),
     (dict(credit="reward_decomposition"), "name its function in format="),
-    (dict(credit=partial(MITIGATIONS["curious"], bonuss=1.0)), "curious takes no bonuss"),
+    (dict(credit=partial(CREDIT_FUNCTIONS["curious"], bonuss=1.0)), "curious takes no bonuss"),
     (dict(credit=lambda batch: batch.mask / 0), "step 1, credit function <lambda>: .*without NaN"),
     (dict(credit=lambda batch: batch.ask.hidden), "batch.ask.hidden is not told by this trainer")])
 def test_what_cannot_work_is_one_sentence(options, said, tmp_path):
@@ -365,7 +365,7 @@ def worker(file):
     batch, patch, size = sample(folder)[0], pytest.MonkeyPatch(), Q * G // int(os.environ["WORLD_SIZE"])
     trainer, _ = on_ours(folder, batch, patch, dict(per_device_train_batch_size=size, max_steps=2,
                          learning_rate=1e-3), credit="entropy_ratio")
-    credit = MITIGATIONS["entropy_ratio"](trainer.batch)  # (B, T)
+    credit = CREDIT_FUNCTIONS["entropy_ratio"](trainer.batch)  # (B, T)
     trainer.train()
     if os.environ["RANK"] == "0":
         torch.save((credit, {name: w.detach() for name, w in trainer.model.named_parameters()}), file)

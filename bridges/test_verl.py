@@ -22,7 +22,7 @@ from verl.trainer.ppo.v1 import trainer_base
 
 import bridges.verl
 from grpo import compare
-from methods import MITIGATIONS
+from methods.registry import CREDIT_FUNCTIONS
 from plumbing.launch import BUNDLED
 from rollout import rollout
 from settings import Settings
@@ -99,7 +99,7 @@ def test_credit_is_ours(name, batch, queue):
     """verl's deviation is the unbiased one: ours is larger by sqrt(G / (G - 1)), up to its 1e-6 and our 1e-4."""
     words = [f"+credit.name={name}", *(f"+credit.{flag}={value}" for flag, value in METHODS[name].items())]
     found, *_ = advantages(batch, queue, *words)
-    expected = MITIGATIONS[name](replace(batch, advantage=compare(batch)), **METHODS[name])[batch.mask]
+    expected = CREDIT_FUNCTIONS[name](replace(batch, advantage=compare(batch)), **METHODS[name])[batch.mask]
     torch.testing.assert_close(torch.cat(found) * (G / (G - 1)) ** 0.5, expected, rtol=1e-3, atol=1e-4)
 
 

@@ -22,7 +22,7 @@ from bridges.foreign import TASK, Asked, ForeignBatch, Layout, assign_credit, fi
 
 with own_modules():
     from grpo import ADVANTAGES
-    from methods import MITIGATIONS
+    from methods.registry import CREDIT_FUNCTIONS
     from mitigations import NORMALIZATIONS, reweighting, token_credit  # noqa: F401  for a function in a script
     from plumbing.files import require
     from plumbing.tokenizer import Tokenizer
@@ -32,7 +32,7 @@ with own_modules():
 KNOWN = {"prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "advantages", "num_items_in_batch",
          "old_per_token_logps", "importance_sampling_ratio", "sampling_per_token_logps", "ref_per_token_logps",
          "tool_mask"}
-globals().update(MITIGATIONS)  # so that a script can import one by name: partial(token_type, filler=0.3)
+globals().update(CREDIT_FUNCTIONS)  # so that a script can import one by name: partial(token_type, filler=0.3)
 HEAD = ("log_probs", "entropy", "log_sum_sq_probs")  # what TRL's head can tell of a token; the last one if asked
 
 
@@ -71,7 +71,7 @@ class CreditTrainer(GRPOTrainer):
         super().__init__(*arguments, **options)
         told = {name for name, given in (("reference", self.beta), ("a reward for layout", format)) if given}
         self.credit = find_credit(credit, task, told, "TRL's trainer")
-        require(self.importance_sampling_level == "token" or self.credit is MITIGATIONS["none"],
+        require(self.importance_sampling_level == "token" or self.credit is CREDIT_FUNCTIONS["none"],
                 "with importance_sampling_level='sequence' TRL gives all tokens of a response the mean of their "
                 "credit: leave it at 'token'")
         require(advantage in ("theirs", *ADVANTAGES), f"advantage={advantage!r} is none of theirs, "

@@ -19,7 +19,7 @@ from bridges import own_modules
 from bridges.foreign import TASK, Asked, ForeignBatch, assign_credit, find_credit, layout
 
 with own_modules():
-    from methods import MITIGATIONS
+    from methods.registry import CREDIT_FUNCTIONS
     from mitigations import NORMALIZATIONS
     from plumbing.files import require
     from plumbing.tokenizer import Tokenizer
@@ -71,7 +71,7 @@ def check(config: Any, name: str = "", normalize: str = "response", success: flo
 def function_of(name: str, hyper_parameters: dict, reference: bool) -> Callable:
     """The credit function of this name; ValueError where it needs more than verl tells. reference: whether it has a
     reference model."""
-    found = partial(MITIGATIONS[name], **hyper_parameters) if name in MITIGATIONS else name
+    found = partial(CREDIT_FUNCTIONS[name], **hyper_parameters) if name in CREDIT_FUNCTIONS else name
     return find_credit(found, TASK, {"reference"} if reference else set(), "verl's trainer")
 
 

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from plumbing.files import check_tensors, replace_file, write_json
 from plumbing.model_folder import MERGE, UNTIE, read_adapter
-from qwen2_model import Qwen2, parts_of, wide
+from qwen2_model import Qwen2, at_least_float32, parts_of
 
 
 class Adapter(nn.Module):
@@ -62,7 +62,8 @@ class Adapter(nn.Module):
 
     def change(self) -> Tensor:
         """(alpha / r) B A, what is added to W (outputs, inputs), in float32 or wider."""
-        pairs = zip(wide(self.B).split(self.sizes), wide(self.A).split(self.rank))
+        pairs = zip(at_least_float32(self.B).split(self.sizes),
+                    at_least_float32(self.A).split(self.rank))
         return self.alpha / self.rank * torch.cat([B @ A for B, A in pairs])
 
 

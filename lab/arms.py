@@ -26,7 +26,7 @@ from lab.statistics import holm, points
 from plumbing.comparison import Group
 from plumbing.files import replace_file, require
 from plumbing.flags import new_parser
-from plumbing.progress import clock, fail, one_sentence
+from plumbing.terminal import clock, fail, one_sentence
 from plumbing.report import Estimate, Table, t_estimate
 from plumbing.runs import heldout, is_finished, read_config, read_metrics
 

@@ -7,15 +7,15 @@ import torch
 from torch import Tensor
 
 from grpo import compare
-from methods import MITIGATIONS
+from methods.registry import CREDIT_FUNCTIONS
+from methods.credit_function import CreditFunction
 from methods.heads import HEADS, Critic, Importance, load_head, save_head
 from methods.queries import Queries
-from mitigations import CreditFunction
 from plumbing.checks import required
 from plumbing.launch import lacking
-from plumbing.progress import follow
-from plumbing.shared_prompts import logprobs, read_responses, responses
+from plumbing.terminal import follow
 from rollout import Policy, TokenBatch, rollout
+from sampler import read
 from settings import Settings
 
 SIZE, PUZZLES = 96, 100  # responses in a batch; batches after which the puzzles repeat
@@ -38,7 +38,7 @@ def credit_gradients(batch: TokenBatch, credits: Tensor, size: int) -> Iterator[
     parameters, one for each of the credits (M, B, T)."""
     model = batch.ask.policy.model
     for rows in torch.arange(len(batch.text)).split(size):
-        logprob = read_responses(logprobs, model, *responses(batch, rows))  # (size, T)
+        logprob = read(model, batch, rows)  # (size, T)
         parts = [torch.autograd.grad(logprob, list(model.parameters()), credit[rows], retain_graph=True)
                  for credit in credits]
         yield torch.stack([torch.cat([g.flatten() for g in part]) for part in parts])
@@ -46,7 +46,7 @@ def credit_gradients(batch: TokenBatch, credits: Tensor, size: int) -> Iterator[
 
 def fitted_methods(task: ModuleType, heads: Iterable[str] = FITTED) -> dict[str, CreditFunction]:
     """The methods that a task and these heads allow; without `oracle`, which is the truth itself."""
-    return {name: method for name, method in MITIGATIONS.items()
+    return {name: method for name, method in CREDIT_FUNCTIONS.items()
             if name != "oracle" and not lacking(required(method, {}), task, heads)}
 
 

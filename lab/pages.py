@@ -18,12 +18,12 @@ import re
 from pathlib import Path
 
 from lab.statistics import read_table
-from methods import MITIGATIONS
-from mitigations import CreditFunction
+from methods.credit_function import CreditFunction
+from methods.registry import CREDIT_FUNCTIONS
 from plumbing.checks import required
 from plumbing.files import require
 from plumbing.flags import new_parser
-from plumbing.progress import one_sentence
+from plumbing.terminal import one_sentence
 from plumbing.report import Table
 
 ROOT = Path(__file__).parent.parent
@@ -56,7 +56,7 @@ def names_of(row: list[str]) -> set[str]:
 def overview(match: re.Match) -> str:
     """The table of all credit functions that opens docs/methods.md: whose each is, and what a run must provide."""
     lines = [f"<!-- {match[1]} -->", "| method | credit | whose | needs |", "|---|---|---|---|"]
-    for name, method in MITIGATIONS.items():
+    for name, method in CREDIT_FUNCTIONS.items():
         formula = method.summary.partition(": ")[0].removeprefix("credit = ").replace("|", "\\|")
         marks = ((words, re.search(mark, method.function.__doc__ or "")) for mark, words in ORIGINS.items())
         whose = next((words + mark[1] for words, mark in marks if mark), "not said")
@@ -100,7 +100,7 @@ def main() -> None:
     index = ROOT / "docs" / "methods.md"
     before, _, rest = pages[index].partition("## none\n")
     _, closing, after = rest.partition("\n## What does not fit\n")
-    pages[index] = LIST.sub(overview, before) + "\n".join(map(describe, MITIGATIONS.values())) + closing + after
+    pages[index] = LIST.sub(overview, before) + "\n".join(map(describe, CREDIT_FUNCTIONS.values())) + closing + after
     index = ROOT / "findings" / "README.md"
     pages[index] = findings(index.read_text(encoding="utf-8"))
     for page, text in pages.items():

@@ -18,7 +18,7 @@ import numpy as np
 from matplotlib.image import imread
 
 from plumbing.flags import new_parser
-from plumbing.progress import fail, one_sentence
+from plumbing.terminal import fail, one_sentence
 
 ROOT = Path(__file__).parents[1]
 ALIKE = 0.02  # share of a picture's pixels that may differ

@@ -8,7 +8,7 @@ import analyze
 from lab import heads, pages, redo
 from lab.gradients import measure as gradients
 from lab.truth import measure as ground_truth
-from methods import MITIGATIONS, ORDER
+from methods.registry import CREDIT_FUNCTIONS, ORDER
 from tests.test_pages import ROOT
 
 REFUSED = {
@@ -40,7 +40,7 @@ def test_the_pages_are_as_written(run_program, monkeypatch):
     """Guards against a table edited by hand, or older than its file, and a section of methods.md older than its
     docstring, but not where a reader added a function, which is not in ORDER."""
     written = {}
-    monkeypatch.setattr(pages, "MITIGATIONS", {name: MITIGATIONS[name] for name in ORDER})
+    monkeypatch.setattr(pages, "CREDIT_FUNCTIONS", {name: CREDIT_FUNCTIONS[name] for name in ORDER})
     monkeypatch.setattr(Path, "write_text", lambda file, text, **_: written.update({file: text}))
     run_program(pages)
     stale = [str(file) for file, text in written.items() if file.read_text(encoding="utf-8") != text]

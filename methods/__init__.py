@@ -1,16 +1,5 @@
-"""The other credit functions, a file for each family: published, or ours where the first line of the docstring says so.
+"""Further credit functions, a file for each family: published, or ours where the first line of a docstring says so.
 
-Importing this package completes MITIGATIONS.
+registry.py has all by name; variants.py has advantages, losses and shapings; credit_function.py is the decorators'
+machinery.
 """
-import mitigations  # noqa: F401  registers its own
-from methods import calculations, controls, groups, ktae, oracle, tokens, turns, values  # noqa: F401  each its own
-from mitigations import MITIGATIONS
-
-ORDER = ("none", "entropy_ratio", "learned_importance", "attention_credit", "reward_decomposition", "regrade_ablation",
-         "outcome_conditional", "inverse_logprob", "entropy_masking", "entropy_weighted", "token_type", "curious",
-         "advantage_reweighting", "prefix_tree", "tempo", "optimal_baseline", "gtpo", "ktae", "first_error",
-         "causal_ablation", "vineppo", "dpo", "ppo", "value_change", "process_reward", "ppo_process",
-         "turn_mean", "turn_vine", "turn_baseline",
-         "random", "inverted", "shuffled", "share", "positives", "expert_iteration", "oracle")  # in --help; yours last
-for name in (*ORDER, *[own for own in MITIGATIONS if own not in ORDER]):
-    MITIGATIONS[name] = MITIGATIONS.pop(name)  # moves it to the end

@@ -5,10 +5,13 @@ Run it:  python train.py --mitigation causal_ablation
 import torch
 from torch import Tensor
 
+from grpo import group_mean
+from methods.credit_function import token_credit
 from methods.values import gae, is_last_token
-from mitigations import grpo, reweighting, token_credit, written_calculations
+from methods.written import written_calculations
+from mitigations import none, reweighting
 from plumbing.files import require
-from rollout import TokenBatch, by_group, group_mean
+from rollout import TokenBatch, by_group
 from tasks.text import anchors
 
 
@@ -23,16 +26,16 @@ def process_reward(batch: TokenBatch, process: float = 0.1) -> Tensor:
     ends, true = calculation_ends(batch)  # (B, T) each
     count, right = (by_group(batch, x).sum((1, 2)) for x in (ends, true))  # (Q,) each, in the group
     mean = (right / count.clamp(min=1))[batch.group, None]  # (B, 1)
-    return grpo(batch) + process * from_here_on(true - mean * ends)
+    return none(batch) + process * from_here_on(true - mean * ends)
 
 
 def calculation_ends(batch: TokenBatch) -> tuple[Tensor, Tensor]:
     """(B, T) each: 1 at the last token of every calculation; 1 at that of each true one with available numbers."""
     ends, true = (batch.advantage.new_zeros(batch.mask.shape) for _ in range(2))  # (B, T) each
     for i in range(len(batch.text)):
-        for tokens, _, right in written_calculations(batch, i):
-            last = tokens.nonzero()[-1:, 0]  # (1,), or (0,) where no token is its own
-            ends[i, last], true[i, last] = 1.0, float(right)
+        for calculation in written_calculations(batch, i):
+            last = calculation.tokens.nonzero()[-1:, 0]  # (1,), or (0,) where no token is its own
+            ends[i, last], true[i, last] = 1.0, float(calculation.is_right)
     return ends, true
 
 
@@ -78,10 +81,10 @@ def error_column(batch: TokenBatch, i: int, solver: bool) -> int:
     text, written = batch.text[i], written_calculations(batch, i)
     if solver:
         within_reach = batch.task.reachable(text, batch.puzzles[batch.group[i]])  # (S, 5) before and after each part
-        starts = [part[0] for (_, parts, _), row in zip(written, within_reach)
-                  for part, before, after in zip(parts, row, row[1:]) if before and not after]
+        starts = [part[0] for calculation, row in zip(written, within_reach)
+                  for part, before, after in zip(calculation.span, row, row[1:]) if before and not after]
     else:
-        starts = [parts.a[0] for _, parts, right in written if not right]
+        starts = [calculation.span.a[0] for calculation in written if not calculation.is_right]
     places = anchors(text, batch.spans[i])  # (L,) the character that classifies each token
     in_answer = batch.in_answer[i, : len(places)].cpu().numpy()  # (L,)
     answer = places[in_answer][0] if in_answer.any() else len(text)
@@ -97,8 +100,8 @@ def causal_ablation(batch: TokenBatch) -> Tensor:
     0, when no later state attends to the calculation (its keys are masked, positions stay); max drop is the largest in
     the response. A response without an answer, or without a calculation before it, gets plain GRPO.
     """
-    before = [(i, tokens & ~batch.in_answer[i]) for i in batch.in_answer.any(1).nonzero()[:, 0].tolist()
-              for tokens, *_ in written_calculations(batch, i)]  # responses with an answer, calculations outside of it
+    before = [(i, calculation.tokens & ~batch.in_answer[i]) for i in batch.in_answer.any(1).nonzero()[:, 0].tolist()
+              for calculation in written_calculations(batch, i)]  # responses with an answer, calculations outside of it
     hidden = [(i, tokens) for i, tokens in before if tokens.any()]  # N
     if not hidden:
         return batch.advantage.new_ones(batch.mask.shape)

@@ -1,4 +1,4 @@
-"""Controls to compare with: random weights, another method's reversed or shuffled, or credit on some responses alone.
+"""Controls to compare with: random weights, another function's reversed or shuffled, or credit on some responses alone.
 
 Beside them stands `expert_iteration`, which compares no response with others.
 
@@ -9,7 +9,8 @@ import math
 import torch
 from torch import Tensor
 
-from mitigations import MITIGATIONS, CreditFunction, reweighting, token_credit
+from methods.credit_function import CREDIT_FUNCTIONS, CreditFunction, token_credit
+from mitigations import reweighting
 from plumbing.checks import required
 from plumbing.files import require
 from rollout import TokenBatch
@@ -22,15 +23,15 @@ def random(batch: TokenBatch) -> Tensor:
 
 
 def needs_of(of: str) -> tuple[str, ...]:
-    """What another method needs; nothing where there is none of that name, which is refused later."""
-    method = MITIGATIONS.get(of.partition(":")[0])
+    """What another credit function needs; nothing where there is none of that name, which is refused later."""
+    method = CREDIT_FUNCTIONS.get(of.partition(":")[0])
     return required(method, hyper_parameters(of)) if method else ()
 
 
 def hyper_parameters(of: str) -> dict:
     """Those that --of gives behind the name of a method, as in surprise:power=2, each of its default's type."""
     name, *given = of.split(":")
-    defaults, values = MITIGATIONS[name].parameters, {}
+    defaults, values = CREDIT_FUNCTIONS[name].parameters, {}
     for flag, _, text in (word.partition("=") for word in given):
         require(flag in defaults, f"--of {of}: {name} has no {flag}, only {', '.join(defaults) or 'its name'}")
         kind = type(defaults[flag])
@@ -44,10 +45,10 @@ def hyper_parameters(of: str) -> dict:
 def another(of: str, own: str, only: str = "") -> tuple[CreditFunction, dict]:
     """The method named by --of, and its hyper-parameters. ValueError for `own`, the control itself, and where `only`
     says that just reweightings will do, for any other."""
-    choices = [m.name for m in MITIGATIONS.values() if m.name != own and (m.is_reweighting or not only)]
+    choices = [m.name for m in CREDIT_FUNCTIONS.values() if m.name != own and (m.is_reweighting or not only)]
     name = of.partition(":")[0]
     require(name in choices, f"--of {name}: {only}choose one of {', '.join(choices)}")
-    return MITIGATIONS[name], hyper_parameters(of)
+    return CREDIT_FUNCTIONS[name], hyper_parameters(of)
 
 
 @reweighting(needs=needs_of)

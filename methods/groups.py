@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from grpo import LOSS_NORMS
-from mitigations import grpo, token_credit
+from methods.credit_function import token_credit, z_score
+from mitigations import none
 from plumbing.files import require
-from rollout import TokenBatch, by_group, z_score
+from rollout import TokenBatch, by_group
 from settings import Settings
 
 
@@ -52,7 +53,7 @@ def tempo(batch: TokenBatch) -> Tensor:
     after = (same * A[:, None, :, None]).sum(2) / same.sum(2).clamp(min=1)  # (Q, G, T) V_{t+1}
     before = after.roll(1, dims=2)  # (Q, G, T) V_t
     before[..., 0] = A.mean(1, keepdim=True)  # all responses share the empty prefix
-    return grpo(batch) + (after - before).view_as(batch.mask)
+    return none(batch) + (after - before).view_as(batch.mask)
 
 
 @token_credit
@@ -92,7 +93,7 @@ def gtpo(batch: TokenBatch, a1: float = 1.0, a2: float = 0.1, joint: bool = Fals
     paid = torch.where(up, if_right, if_wrong)  # (Q, G, T) NaN at most on padding, which z_score leaves out
     credit = z_score(paid, mask) if joint else z_score(paid, up) + z_score(paid, down)
     mixed = (right.any(1) & ~right.all(1))[..., None]  # (Q, 1, 1)
-    return torch.where(mixed, credit, by_group(batch, grpo(batch))).view_as(batch.mask)
+    return torch.where(mixed, credit, by_group(batch, none(batch))).view_as(batch.mask)
 
 
 @token_credit(needs=("reference",))
@@ -113,7 +114,7 @@ def dpo(batch: TokenBatch, beta: float = 0.1) -> Tensor:
     return credit.view(-1, 1) * batch.mask
 
 
-def by_length(mask: Tensor, s: Settings) -> Tensor:
+def longer_weigh_more(mask: Tensor, s: Settings) -> Tensor:
     """f_i / N: longer responses of a group weigh more. f = G softmax(h), h = 1 + z / 9, z the z-score of the length.
 
     lambda-GRPO (2510.06870) has h^lambda and learns lambda, and 9 keeps h positive in its groups. Here lambda is 1.
@@ -124,4 +125,4 @@ def by_length(mask: Tensor, s: Settings) -> Tensor:
     return mask * f.view(-1, 1) / mask.sum()
 
 
-LOSS_NORMS["lambda"] = by_length
+LOSS_NORMS["lambda"] = longer_weigh_more

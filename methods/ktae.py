@@ -8,8 +8,9 @@ import math
 import torch
 from torch import Tensor
 
+from methods.credit_function import token_credit
 from methods.values import is_last_token
-from mitigations import grpo, token_credit
+from mitigations import none
 from rollout import TokenBatch
 
 
@@ -19,7 +20,7 @@ def ktae(batch: TokenBatch) -> Tensor:
 
     The score is 0 for the end token, and in a group that is all right or all wrong.
     """
-    credit, is_end = grpo(batch), is_last_token(batch) & batch.ended[:, None]  # (B, T) each
+    credit, is_end = none(batch), is_last_token(batch) & batch.ended[:, None]  # (B, T) each
     for group in batch.group.unique():
         rows = batch.group == group  # (B,)
         right, mask = batch.success[rows] > 0, batch.mask[rows]  # (G,), (G, T)

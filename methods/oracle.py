@@ -27,7 +27,7 @@ Run it:  python train.py --model models/countdown-small --mitigation oracle --k 
 import torch
 from torch import Tensor
 
-from mitigations import token_credit
+from methods.credit_function import token_credit
 from plumbing.files import require
 from rollout import TokenBatch
 

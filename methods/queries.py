@@ -3,9 +3,9 @@ again.
 
 The model runs when it is asked, and not before.
 
-Alphabet: Q puzzles, G responses to each, B = Q G responses, m of which are read, b at a time; T
-tokens of the longest response, S columns with replies, n sampled tokens, or continuations; D hidden
-size. `s` is the Settings.
+Alphabet: Q puzzles, G responses to each, B = Q G responses, m of which are read, b at a time, with
+n sampled tokens; T tokens of the longest response, S columns with replies; N continuations; D
+hidden size. `s` is the Settings.
 
 Run it:  python train.py --mitigation vineppo
 """
@@ -16,13 +16,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from extras.turns import Begun, respond
+from grpo import group_mean
 from plumbing.checks import per_token
 from plumbing.metrics import sampling_cost, tokens_in
-from plumbing.shared_prompts import (MicroBatch, logprobs, predicting_states, read_responses,
-                                     responses)
-from qwen2_model import Qwen2, probabilities, wide
-from rollout import Begun, Policy, TokenBatch, group_mean, respond, seed_of
-from sampler import Rules
+from qwen2_model import Qwen2, at_least_float32, probabilities
+from rollout import Policy, TokenBatch, coin_of, seed_of
+from sampler import Piece, Rules, logprobs_of, read, states_of
 from settings import Settings
 
 ROWS_AT_ONCE = 768  # continuations that are sampled together
@@ -32,7 +32,8 @@ class Queries:
     """What can be asked about one batch."""
 
     def __init__(self, policy: Policy, batch: TokenBatch, s: Settings, step: int):
-        self.policy = policy.for_step(s, step, "continuations")
+        # A coin grades continuations, too, where --reward random says so: another one.
+        self.policy = policy._replace(coin=coin_of(s, step, "continuations"))
         self.batch = batch
         self.s = s
         self.step = step
@@ -52,17 +53,16 @@ class Queries:
     def hidden(self) -> Tensor:
         """The model's last hidden state (B, T, D) before it emits each token, in float32 or
         wider."""
-        return self.once("hidden", lambda: wide(self.read(predicting_states, self.policy.model)))
+        return self.once(
+            "hidden", lambda: at_least_float32(self.read(states_of, self.policy.model)))
 
     @property
     def attention(self) -> Tensor:
-        """Attention (B, T, T): [:, t, u] is how much the state that predicts token t attends to
-        token u < t.
-
-        Of the last layer, averaged over its heads.
-        """
-        reader = partial(attention_paid, self.batch.tokens.shape[1])
-        return self.once("attention", lambda: self.read(reader, self.policy.model))
+        """Attention (B, T, T): [:, t, u] is how much the state that predicts token t attends to an
+        earlier token u, in the last layer, averaged over its heads."""
+        T = self.batch.tokens.shape[1]
+        return self.once(
+            "attention", lambda: self.read(partial(attention_paid, T=T), self.policy.model))
 
     @torch.no_grad()
     def head(self, name: str) -> Tensor:
@@ -72,9 +72,9 @@ class Queries:
             raise ValueError(
                 f'no {name}: add needs=("{name}",) to the decorator of this credit function')
         head = self.policy.heads[name]
-        said = lambda: head.read(self.hidden, self.batch.mask)
-        duty = f"the head {name} must read numbers"
-        return self.once(f"head {name}", lambda: per_token(said(), self.batch, duty))
+        answer = lambda: per_token(head.read(self.hidden, self.batch.mask), self.batch,
+                                   f"the head {name} must read numbers")
+        return self.once(f"head {name}", answer)
 
     @property
     def reference_logprob(self) -> Tensor:
@@ -84,12 +84,12 @@ class Queries:
                 'no reference model: add needs=("reference",) to the decorator of this credit '
                 "function, or the name of a shaping that asks for it, as kl does, to load_policy "
                 "in start.py")
-        return self.once("reference", lambda: self.read(logprobs, self.policy.reference))
+        return self.once("reference", lambda: self.read(logprobs_of, self.policy.reference))
 
     def logprob_without(self, rows: Tensor, hide: Tensor) -> Tensor:
-        """Log-probs (m, T) of the responses rows (m,) where no state attends to earlier tokens
-        marked in hide (m, T). The token right behind such a one is still predicted by its state. A
-        response may be asked for several times."""
+        """Log-probs (m, T) of the responses rows (m,) where no later state attends to the tokens
+        marked in hide (m, T). The state of a hidden token still predicts the next token. A response
+        may occur in rows several times."""
         if not len(rows):
             return self.batch.logprob[:0]  # (0, T)
         return self.read(logprobs_without, self.policy.model, rows, hide)
@@ -98,7 +98,6 @@ class Queries:
         """A new generator, seeded by --seed, step and name: every call returns one in the same
         state.
 
-        (On a CPU torch uses 32 bits of the seed: enough for a run's few thousand generators.)
         """
         return torch.Generator().manual_seed(seed_of(name, self.s.seed, self.step))
 
@@ -106,12 +105,12 @@ class Queries:
     def read(
         self, reader: Callable, model: Qwen2, rows: Tensor | None = None, *given: Tensor
     ) -> Tensor:
-        """What a reader finds, (m, T, ...), in the responses rows (m,), or in all. given (m, T,
-        ...): what it is told of each token. See `read_responses` of plumbing/shared_prompts.py."""
+        """What a reader finds, (m, T, ...), in the responses rows (m,), or in all: see `read` of
+        sampler.py."""
         batch = self.batch
         rows = (torch.arange(len(batch.tokens)) if rows is None else rows).to(batch.tokens.device)
         self.tokens_read += tokens_in(batch, rows)
-        return read_responses(reader, model, *responses(batch, rows), given, self.s.micro_batch)
+        return read(model, batch, rows, reader, given, self.s.micro_batch)
 
     def rollout_values(self, counts: Tensor, other: bool = False) -> Tensor:
         """The mean reward (B, T) of counts[i, t] continuations of response i from just before its
@@ -122,38 +121,38 @@ class Queries:
         like length are sampled together.
         """
         counts = counts.cpu().long()  # (B, T)
-        each = counts[counts > 0]  # (p,) how many continuations start at each of p places
-        starts = counts.nonzero().repeat_interleave(each, 0)  # (n, 2) of each: response, position
+        places = counts.nonzero()  # (p, 2) response and position
+        each = counts[counts > 0]  # (p,) continuations from each place
+        starts = places.repeat_interleave(each, 0)  # (N, 2)
         uniforms = torch.rand(len(starts), self.s.max_new_tokens, dtype=torch.float64,
-                              generator=self.generator("rollouts"))  # (n, limit)
-        rewards = torch.zeros(len(starts), dtype=torch.float64)  # (n,)
-        order = starts[:, 1].argsort(stable=True)  # (n,) the shortest prefix first
-        for chunk in filter(len, order.split(ROWS_AT_ONCE)):  # (c,)
-            rewards[chunk] = self.continue_from(starts[chunk], uniforms[chunk], other)
+                              generator=self.generator("rollouts"))  # (N, limit)
+        rewards = torch.zeros(len(starts), dtype=torch.float64)  # (N,)
+        shortest_first = starts[:, 1].argsort(stable=True)  # (N,)
+        for chunk in shortest_first.split(ROWS_AT_ONCE):  # (c,)
+            if len(chunk):  # nothing was asked for
+                rewards[chunk] = self.continue_from(starts[chunk], uniforms[chunk], other)
         values = torch.zeros(counts.shape, dtype=torch.float64)  # (B, T)
-        means = [group_mean(found[None]).item() for found in rewards.split(each.tolist())]  # p
-        values[counts > 0] = torch.tensor(means, dtype=torch.float64)
+        for (i, t), found in zip(places.tolist(), rewards.split(each.tolist())):
+            values[i, t] = group_mean(found[None]).item()
         return values.to(self.batch.tokens.device)
 
     def continue_from(self, starts: Tensor, uniforms: Tensor, other: bool) -> Tensor:
-        """The reward (n,) of a continuation from each of n places, with the random numbers uniforms
-        (n, limit).
+        """The reward (c,) of a continuation from each of c places, with the random numbers uniforms
+        (c, limit).
 
-        starts (n, 2): a response, and the position of the first token that is sampled anew.
+        starts (c, 2): a response, and the position of the first token that is sampled anew.
         """
-        batch = self.batch
-        places = starts.tolist()  # n
+        batch, begun = self.batch, []
+        for i, t in starts.tolist():  # with the replies up to the one before position t
+            before = {column: reply for column, reply in batch.before[i].items() if column <= t}
+            begun.append(Begun(batch.tokens[i, :t].tolist(), before))
         asked = batch.group[starts[:, 0]].tolist()
-        puzzles = [batch.puzzles[q] for q in asked]
-        prompts = [batch.prompts[q] for q in asked]
-        begun = [Begun(batch.tokens[i, :t].tolist(),
-                       {c: said for c, said in batch.before[i].items() if c <= t})
-                 for i, t in places]  # n
-        left = self.s.max_new_tokens - torch.tensor([len(own.read) for own in begun])  # (n,)
-        excluded = batch.tokens[starts[:, 0], starts[:, 1]] if other else None  # (n,)
-        rules = Rules(limit=left, excluded=excluded)
-        found = respond(self.policy, puzzles, prompts, uniforms[:, : left.max()], rules, begun)
-        texts = [prompt + own.read for prompt, own in zip(prompts, begun)]
+        puzzles, prompts = [batch.puzzles[q] for q in asked], [batch.prompts[q] for q in asked]
+        left = self.s.max_new_tokens - torch.tensor([len(b.text) for b in begun])  # (c,)
+        excluded = batch.tokens[starts[:, 0], starts[:, 1]] if other else None  # (c,)
+        rules, uniforms = Rules(limit=left, excluded=excluded), uniforms[:, : left.max()]
+        found = respond(self.policy, puzzles, prompts, uniforms, rules, begun)
+        texts = [prompt + b.text for prompt, b in zip(prompts, begun)]
         sampled, read = sampling_cost(texts, found.samples)
         self.tokens_sampled += sampled
         self.tokens_read += read
@@ -163,28 +162,31 @@ class Queries:
 # -------------------------------------------------------------------------- readers of one question
 
 
-def attention_paid(T: int, model: Qwen2, micro: MicroBatch) -> Tensor:
+def attention_paid(model: Qwen2, piece: Piece, T: int) -> Tensor:
     """What the state before each sampled token pays to each token of its response, (n, T), in the
     last layer, averaged over its heads. What is paid to the prompt and to replies is left out."""
-    last, given = model.layers[-1], []
-    with last.register_forward_pre_hook(lambda _, arguments: given.extend(arguments)):
-        model.hidden(micro.inputs, micro.cache)
-    x, rotation, mask, _ = given  # the arguments of Layer.forward
-    q, _, _ = last.heads(x, rotation)  # (b, H, S, d)
-    paid = wide(probabilities(q, micro.cache.keys[-1], mask).mean(1))  # (b, S, C)
-    paid = paid[..., -x.shape[1] :]  # (b, S, S) to each input
-    states = [row.nonzero()[:, 0] for row in micro.sampled]  # b, (k,) each
-    own = [p[s][:, s[:-1] + 1] for p, s in zip(paid, states)]  # (k, k - 1): s predicts input s + 1
-    return torch.cat([F.pad(x, (0, T - x.shape[1])) for x in own])  # (n, T)
+    *layers, last = model.layers
+    x, rotation, mask = model.begin(piece.inputs, piece.cache)
+    for i, layer in enumerate(layers):
+        x = layer(x, rotation, mask, partial(piece.cache.extend, i))  # (b, S, D)
+    q, k, v = last.heads(x, rotation)  # (b, H, S, d), (b, K, S, d), (b, K, S, d)
+    keys, _ = piece.cache.extend(len(layers), k, v)  # (b, K, C, d)
+    S = x.shape[1]
+    paid = at_least_float32(probabilities(q, keys, mask).mean(1))[..., -S:]  # (b, S, S) to inputs
+    rows = []
+    for pays, sampled in zip(paid, piece.sampled):  # (S, S), (S,) of a response
+        state = sampled.nonzero()[:, 0]  # (L,) the state of token t is that of input state[t]
+        token = state[:-1] + 1  # (L - 1,) and token t is the next input
+        rows.append(F.pad(pays[state][:, token], (0, T + 1 - len(state))))  # (L, T)
+    return torch.cat(rows)
 
 
-def logprobs_without(model: Qwen2, micro: MicroBatch, hide: Tensor) -> Tensor:
-    """log pi (n,) where no state attends to earlier tokens that are marked in hide (n,): see
-    logprob_without."""
-    # (b, S) which of the predicted tokens are hidden, and (b, 1, 1, S) which of the inputs: input s
-    # is what state s - 1 predicts.
-    predicted = torch.zeros_like(micro.sampled).masked_scatter(micro.sampled, hide)
-    inputs = F.pad(predicted[:, :-1], (1, 0))[:, None, None]
-    others = ~torch.eye(inputs.shape[3], dtype=torch.bool, device=inputs.device)  # not from itself
-    states = model.hidden(micro.inputs, micro.cache, inputs & others)[micro.sampled]  # (n, D)
-    return model.logprob(states, micro.tokens)
+def logprobs_without(model: Qwen2, piece: Piece, hide: Tensor) -> Tensor:
+    """log pi (n,) where no later state attends to the tokens marked in hide (n,)."""
+    # Input s + 1 is the token that state s predicts.
+    predicted = torch.zeros_like(piece.sampled).masked_scatter(piece.sampled, hide)  # (b, S)
+    hidden = F.pad(predicted[:, :-1], (1, 0))[:, None]  # (b, 1, S) by input
+    S = hidden.shape[2]
+    itself = torch.eye(S, dtype=torch.bool, device=hide.device)  # (S, S), which still sees itself
+    states = model.hidden(piece.inputs, piece.cache, hidden & ~itself)[piece.sampled]  # (n, D)
+    return model.logprob(states, piece.tokens)

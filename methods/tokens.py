@@ -4,7 +4,8 @@ Run it:  python train.py --mitigation curious --bonus 0.01
 """
 from torch import Tensor
 
-from mitigations import reweighting, token_credit
+from methods.credit_function import token_credit
+from mitigations import reweighting
 from plumbing.files import require
 from rollout import TokenBatch
 

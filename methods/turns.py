@@ -10,8 +10,8 @@ from torch import Tensor
 
 from methods.calculations import from_here_on
 from methods.controls import another, needs_of
+from methods.credit_function import token_credit
 from methods.values import segment_credit
-from mitigations import token_credit
 from plumbing.files import require
 from plumbing.metrics import turn_of
 from rollout import TokenBatch, by_group

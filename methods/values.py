@@ -8,9 +8,11 @@ import math
 import torch
 from torch import Tensor
 
-from mitigations import reweighting, token_credit
+from grpo import group_mean
+from methods.credit_function import token_credit, z_score
+from mitigations import reweighting
 from plumbing.files import require
-from rollout import TokenBatch, by_group, group_mean, z_score
+from rollout import TokenBatch, by_group
 
 # ---------------------------------------------------------------------------------------------------- by a critic
 

@@ -18,7 +18,7 @@ from typing import Any, Iterator
 import torch
 
 from plumbing.launch import check_lengths, with_model
-from plumbing.progress import one_sentence, place
+from plumbing.terminal import one_sentence, place
 from plumbing.task_file import load_heldout
 from rollout import Policy, draw_uniforms, respond
 from sampler import Rules

@@ -30,17 +30,18 @@ from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, trai
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from extras.turns import interleave, replies
+from extras.turns import begun_with, decode_and_grade
 from grpo import update
+from plumbing.compute import interleave
 from plumbing.flags import new_parser
 from plumbing.metrics import share_text, standard_error
 from plumbing.optimizer import Optimizer
-from plumbing.progress import clock, one_sentence
+from plumbing.terminal import clock, one_sentence
 from plumbing.run_folder import copy_tokenizer
 from plumbing.task_file import check_data, load_task
 from plumbing.tokenizer import Tokenizer
 from qwen2_model import Qwen2, parse_config
-from rollout import EVALUATION, Policy, TokenBatch, decode_and_grade, draw_uniforms, respond, token_batch
+from rollout import Policy, TokenBatch, draw_uniforms, respond, token_batch
 from sampler import Samples
 from settings import Settings
 from start import load_policy, save_policy
@@ -103,12 +104,13 @@ def written(task: ModuleType, puzzle: Any, rng: np.random.Generator, known: floa
         turns = text
         said = ["".join(task.reply(text[:i], puzzle, False)) for i in range(1, len(text))]
         text = "".join(map("".join, zip(text, [*said, ""])))
-    return text, Policy(None, None, task).grade(text, puzzle, *[turns] * hasattr(task, "reply"))
+    grade = task.grade(text, puzzle, *[turns] * hasattr(task, "reply"))
+    return text, Policy(None, None, task).with_reward(grade)
 
 
 def whole(policy: Policy, puzzle: Any, response: list[int]) -> tuple[list[int], list[bool]]:
     """A text, with its prompt and replies, and which of its tokens are learned from: those of the response."""
-    prompt, before = policy.prompt(puzzle), replies(policy, puzzle, response[:-1])
+    prompt, before = policy.prompt(puzzle), begun_with(policy, puzzle, response[:-1]).before
     own = interleave([True] * len(response), {t: [False] * len(said) for t, said in before.items()})
     return prompt + interleave(response, before), [False] * len(prompt) + own
 
@@ -160,7 +162,7 @@ def demonstrations(policy: Policy, puzzles: list, rng: np.random.Generator, s: S
     """A batch whose responses the task wrote: s.responses demonstrations of each puzzle, of the schedule's first part."""
     asked = [puzzle for puzzle in puzzles for _ in range(s.responses)]  # B
     responses = [demonstration(policy, puzzle, rng, policy.task.KNOWN[0]) for puzzle in asked]
-    before = tuple(replies(policy, puzzle, row[:-1]) for puzzle, row in zip(asked, responses))
+    before = tuple(begun_with(policy, puzzle, row[:-1]).before for puzzle, row in zip(asked, responses))
     rows = [torch.tensor(row, device=s.device) for row in responses]
     tokens, mask = (pad_sequence(x, batch_first=True) for x in (rows, [row >= 0 for row in rows]))  # (B, T) each
     unknown, ended = torch.zeros(mask.shape, device=s.device), mask.any(1)  # (B, T) what sampling records, (B,)
@@ -204,7 +206,7 @@ def report(folder: Path, task: ModuleType, count: int = 1024) -> None:
     print("| puzzles | asked | success | pass@8 | format | length |\n|---|--:|--:|--:|--:|--:|")
     for part, name in (("train", "seen"), ("heldout", "held out")):
         puzzles = task.load(part, count)
-        uniforms = draw_uniforms(0, EVALUATION, len(puzzles), 1, Settings.max_new_tokens)
+        uniforms = draw_uniforms(0, "evaluation", len(puzzles), 1, Settings.max_new_tokens)
         graded = respond(policy, puzzles, [policy.prompt(puzzle) for puzzle in puzzles], uniforms)
         success, format = (np.array([grade[name] for grade in graded.grades]) for name in ("answer", "format"))
         best = evaluate(policy, puzzles[:256], 8, Settings()).max(1)

@@ -7,8 +7,18 @@ from datetime import datetime
 from typing import Any, Callable
 
 from plumbing.files import require
+from plumbing.task_file import check_pieces
 
 SYSTEM, *DUMMIES = [{"role": role, "content": "?"} for role in ("system", "user", "assistant", "user")]
+
+
+def prompt_tokens(tokenizer: Any, found: Any) -> list[int]:
+    """The tokens of what a task's `prompt` returned: messages; text; or a tuple of pieces, the first, third, ... of
+    which are the task's own words, the others foreign text, such as a question from a data file. A control token in
+    these, such as <|im_end|>, is encoded as plain characters."""
+    if isinstance(found, list):
+        return chat_tokens(tokenizer, found)
+    return tokenizer.start + tokenizer.encode(*check_pieces(found, "prompt"))
 
 
 def chat_tokens(tokenizer: Any, messages: list[dict]) -> list[int]:

@@ -3,6 +3,7 @@
 A first reading can skip it.
 """
 import inspect
+import math
 from types import SimpleNamespace
 from typing import Any, Callable
 
@@ -96,6 +97,12 @@ def check_finite(found: Any, like: Tensor, must: str) -> Tensor:
     return found
 
 
+def check_gradient(norm: float) -> None:
+    """FloatingPointError where a gradient's norm is not finite."""
+    if not math.isfinite(norm):
+        raise FloatingPointError("the gradient is not finite: --lr or credit is too large, or --loss divides by 0")
+
+
 def check_order(s: Settings, device: torch.device, advantage: Callable, norm: Callable, loss: Callable) -> None:
     """ValueError where the order of puzzles or responses matters to the function of --advantage or --loss_norm, or the
     rest of a micro-batch to that of --loss: 3 drawn responses to each of 2 puzzles tell. s: with --responses 3."""
@@ -136,4 +143,4 @@ def check_loss(found: Any, mask: Tensor, s: Settings) -> tuple[Tensor, Tensor, d
     require(isinstance(own, dict) and all(isinstance(x, Tensor) and x.shape == shape
                                           for x in (gain, stopped, *own.values())),
             f"--loss {s.loss} must return two tensors of (b, T) = {shape}, gain and clip, and may add a dict of others")
-    return gain, stopped, {("own", name): column for name, column in own.items()}
+    return gain, stopped, own

@@ -4,18 +4,17 @@ the GPU, and without reading a text twice. The formulas stand in qwen2_model.py 
 A first reading can skip it.
 """
 import math
-from functools import partial, wraps
+from functools import partial
 from itertools import repeat
-from typing import Callable, Iterator
+from typing import Callable, Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 
-SCORES_AT_ONCE = 2**24  # attention scores that are computed at once, at most
-PROBABILITIES_KEPT = 2**25  # bytes of a layer's attention probabilities kept for the backward pass; else computed again
 BLOCK = 2**21  # numbers of a matrix that are converted at once: they stay in the processor's cache
 LIKE = 0.75  # responses are read together, padded, if the shortest has at least this share of the longest's length
 
@@ -42,18 +41,6 @@ def by_rows(function: Callable, numbers: int, at_once: int, *rows: Tensor | None
 
 
 # ------------------------------------------------------------------------------------------------- attention
-
-
-def in_memory(formula: Callable) -> Callable:
-    """The formula of attention, of q (R, H, S, d), k and v (R, K, C, d) and mask (R, 1, S, C), for as many rows at once
-    as memory allows, or by a GPU's kernel."""
-    @wraps(formula)
-    def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-        if q.is_cuda and q.shape[2] > 1:  # for one new token a row it is not worth the copies of k and v
-            return attention_on_gpu(q, k, v, mask)
-        scores = q.shape[1] * mask[0].numel()  # of a row
-        return by_rows(formula, scores, SCORES_AT_ONCE, q, k, v, mask, kept=PROBABILITIES_KEPT // q.itemsize)
-    return attention
 
 
 def attention_on_gpu(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
@@ -149,3 +136,36 @@ def by_length(sampled: Tensor, at_once: int) -> Iterator[tuple[Tensor, int]]:
     length = (sampled * torch.arange(1, 1 + sampled.shape[1], device=sampled.device)).amax(1)  # (m,)
     for rows in of_like_length(length, at_once):
         yield rows, int(length[rows[0]])
+
+
+def interleave(tokens: list, before: dict[int, list]) -> list:
+    """The tokens of a response with the replies before each, and behind the last."""
+    if not before:
+        return tokens
+    return [x for t in range(len(tokens) + 1) for x in (*before.get(t, ()), *tokens[t : t + 1])]
+
+
+def whole_groups(group: Tensor, rows: Tensor, at_once: int) -> list[Tensor]:
+    """Rows (m,) in parts of at most at_once: of whole groups, as many as fit; or of a group that is larger. group (B,):
+    that of each row."""
+    parts = []
+    for q in group[rows].unique():
+        members = rows[group[rows] == q]
+        if parts and len(parts[-1]) + len(members) <= at_once:
+            parts[-1] = torch.cat((parts[-1], members))
+        else:
+            parts += members.split(at_once)
+    return parts
+
+
+def with_replies(tokens: Tensor, mask: Tensor, before: Sequence[dict[int, list]]) -> tuple[Tensor, Tensor]:
+    """Responses (m, T) with the replies that were read between their tokens: all tokens (m, S), and which of these were
+    sampled (m, S). S is at least T. mask (m, T): False on padding. In a single turn they are tokens and mask."""
+    if not any(before):
+        return tokens, mask
+    texts, sampled = [], []  # m each
+    for row, real, replies in zip(tokens.tolist(), mask.tolist(), before):
+        texts.append(torch.tensor(interleave(row, replies)))
+        not_sampled = {t: [False] * len(words) for t, words in replies.items()}
+        sampled.append(torch.tensor(interleave(real, not_sampled)))
+    return tuple(pad_sequence(x, batch_first=True).to(mask.device) for x in (texts, sampled))

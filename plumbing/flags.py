@@ -14,7 +14,7 @@ import torch
 
 from plumbing.checks import check_parameters
 from plumbing.files import check_fields, read_json, require
-from plumbing.progress import fail
+from plumbing.terminal import fail
 from plumbing.runs import FREE, OLD_NAMES, PATHS, read_config, renamed
 from settings import Settings
 

@@ -16,14 +16,11 @@ import torch
 
 from plumbing.files import require
 from plumbing.flags import check_range
-from plumbing.progress import follow
+from plumbing.terminal import follow
 from plumbing.runs import PATHS
 from plumbing.task_file import load_task
 from settings import Settings
 
-# Bytes of keys and values while evaluating: they set how many responses are sampled at once, but never fewer than in a
-# training step. With these an evaluation of Qwen 0.5B takes 2.8 GB, its step 2.7; with four times as much it took 3.9.
-EVALUATION_BYTES = 2**27
 MODELS = Path(__file__).parents[1] / "models"  # the bundled ones, NAME-tiny for the task NAME
 BUNDLED = MODELS / "countdown-tiny"
 
@@ -150,12 +147,3 @@ def check_lengths(policy: Any, puzzles: list, s: Settings) -> None:
     longest, limit = max(len(policy.prompt(puzzle)) for puzzle in puzzles), c.max_position_embeddings
     require(longest + s.max_new_tokens <= limit, f"a prompt of {longest} tokens and --max_new_tokens "
             f"{s.max_new_tokens} exceed the model's limit of {limit} tokens: lower --max_new_tokens")
-
-
-def responses_that_fit(policy: Any, prompts: list[list[int]], s: Settings) -> int:
-    """How many responses to sample at once while evaluating: at least as many as a training step does."""
-    c, itemsize = policy.model.config, policy.model.dtype.itemsize
-    columns = max(map(len, prompts)) + s.max_new_tokens
-    column_bytes = 2 * c.num_hidden_layers * c.num_key_value_heads * c.head_dim * itemsize  # 2: key, value
-    size = EVALUATION_BYTES * (8 if policy.model.output_weight.is_cuda else 1)
-    return max(s.questions * s.responses, size // (columns * column_bytes))

@@ -16,14 +16,15 @@ from torch import Tensor
 
 from plumbing.compute import distinct_texts
 from plumbing.files import checksum, replace_file, require
-from plumbing.progress import clock
+from plumbing.terminal import clock
 from settings import Settings
 from tasks.text import ROLES
 
 COLUMNS = ["step", "reward", "success", "format", "length", "truncated", "entropy", "grad_norm",
            "loss", "clip_fraction", *(f"clip_{role}" for role in ROLES), "ratio_error", "ratio_spread",
            "kl", "zero_variance_groups", "tokens_sampled", "tokens_read", "tokens_updated", "seconds",
-           "tokens_per_second", "credit_checksum", "heldout_success", "heldout_stderr"]  # of metrics.csv: ours
+           "tokens_per_second", "credit_checksum", "heldout_success", "heldout_stderr",
+           *(f"gradient_{role}" for role in ROLES)]  # of metrics.csv: ours
 # The columns of credit/step-*.npz.
 CREDIT_LOG = {"step": np.int32, "response": np.uint16, "group": np.uint16, "position": np.uint16, "token": np.int32,
               "logprob": np.float32, "entropy": np.float32, "logit_grad": np.float32, "advantage": np.float32,
@@ -41,9 +42,9 @@ def share(part: float, whole: float) -> float | None:
     return part / whole if whole else None
 
 
-def add_step_columns(row: dict, step: int, batch: Any, began: float) -> None:
-    """Add the columns that describe a step's responses to a row of metrics.csv, and the means of the further numbers
-    that the task's `grade` returns. began: when the step did."""
+def add_step_columns(row: dict, step: int, batch: Any, measured: dict[str, Tensor], began: float) -> None:
+    """Add the columns that describe a step's responses and tokens to a row of metrics.csv, and the means of the further
+    numbers that the task's `grade` returns. measured: by `instrument` of grpo.py. began: when the step did."""
     tokens = batch.mask.sum().item()
     seconds = time.perf_counter() - began  # after .item(), which waits for the device
     rewards = batch.reward.view(len(batch.puzzles), -1)  # (Q, G)
@@ -53,6 +54,9 @@ def add_step_columns(row: dict, step: int, batch: Any, began: float) -> None:
             "truncated": 1 - batch.ended.float().mean().item(), "entropy": batch.entropy[batch.mask].mean().item(),
             "zero_variance_groups": int(equal.sum()), "tokens_sampled": batch.ask.tokens_sampled,
             "tokens_read": batch.ask.tokens_read, "seconds": seconds, "tokens_per_second": tokens / seconds}
+    size = measured["gradient"].abs() * measured["share"]  # (B, T) of each token's gradient in the loss
+    row |= {f"gradient_{name}": share(size[batch.role == role].sum().item(), size.sum().item())
+            for role, name in enumerate(ROLES)}
     further = [name for name in batch.grades if name not in ("reward", "answer", "format")]  # these are columns of ours
     add_columns(row, {name: batch.grades[name].nanmean() for name in further}, owner="the task's grade")
 
@@ -130,28 +134,29 @@ def share_text(share: float, error: float, form: str) -> str:
 class UpdateColumns:
     """What metrics.csv is told of the updates on a batch: sums over the tokens of each."""
 
-    def __init__(self, batch: Any, used: Tensor, s: Settings):
+    def __init__(self, batch: Any, used: Tensor):
         """used (m,): the responses that are read in every update."""
         self.batch, self.sums, self.updates = batch, Counter(), []
-        self.read = tokens_in(batch, used, alone=s.reading == "plain")
+        self.read = tokens_in(batch, used)
 
     @torch.no_grad()
-    def add(self, rows: Tensor, logprob: Tensor, loss: Tensor, stopped: Tensor, columns: dict[Any, Tensor]) -> None:
-        """Count a micro-batch: its rows (b,), and (b, T) of each other. columns: kl, and those of the loss."""
+    def add(self, rows: Tensor, logprob: Tensor, loss: Tensor, stopped: Tensor, kl: Tensor | None,
+            own: dict[str, Tensor]) -> None:
+        """Count a micro-batch: its rows (b,), and (b, T) of each other. own: the loss's own columns, by name."""
         batch, mask = self.batch, self.batch.mask[rows]  # (b, T)
         role, change = batch.role[rows], logprob - batch.logprob[rows]  # (b, T) each
-        facts = columns | {"tokens": mask, "loss": loss, "stopped": stopped, "error": change.abs(),
-                           "spread": change.square()}
+        values = {"tokens": mask, "loss": loss, "stopped": stopped, "error": change.abs(), "spread": change.square(),
+                  **{("own", name): x for name, x in own.items()}, **({} if kl is None else {"kl": kl})}
         for i, name in enumerate(ROLES):
-            facts |= {f"tokens_{name}": role == i, f"stopped_{name}": (role == i) * stopped}
-        self.sums.update({name: torch.where(mask, fact, 0).double().sum() for name, fact in facts.items()})  # adds
+            values |= {f"tokens_{name}": role == i, f"stopped_{name}": (role == i) * stopped}
+        self.sums.update({name: torch.where(mask, x, 0).double().sum() for name, x in values.items()})  # adds
 
-    def step(self, grad_norm: float) -> None:
+    def end_update(self, grad_norm: float) -> None:
         """An update is over; its gradient had this norm."""
         self.updates.append(Counter({name: float(x) for name, x in self.sums.items()} | {"grad_norm": grad_norm}))
         self.sums.clear()
 
-    def columns(self, learned: dict[str, dict | None]) -> dict[str, float | None]:
+    def means(self, learned: dict[str, dict | None]) -> dict[str, float | None]:
         """The columns: means over the tokens, None where there was no token; and those of `learn` of heads, by name.
         ratio_error is of the first update: the model is still the one that sampled, so anything but rounding means that
         sampler and update disagree. ratio_spread is of the last one, if not the first."""
@@ -171,11 +176,10 @@ class UpdateColumns:
         return row
 
 
-def tokens_in(batch: Any, rows: Tensor, alone: bool = False) -> int:
-    """How many tokens are read with some responses, rows (b,): with their replies, and each of their prompts once, or
-    for each response alone."""
-    asked = batch.group[rows].tolist()
-    prompts = sum(len(batch.prompts[q]) for q in (asked if alone else {*asked}))
+def tokens_in(batch: Any, rows: Tensor) -> int:
+    """How many tokens the responses rows (b,) have, with their replies, and with each of their prompts once, however
+    often a micro-batch reads it."""
+    prompts = sum(len(batch.prompts[q]) for q in {*batch.group[rows].tolist()})
     replies = sum(len(said) for i in rows.tolist() for said in batch.before[i].values())
     return prompts + int(batch.mask[rows].sum()) + replies
 
@@ -203,26 +207,24 @@ def turn_of(batch: Any) -> Tensor:
     return torch.tensor(begins, device=batch.tokens.device).cumsum(1)
 
 
-def write_credit_log(file: Path, step: int, batch: Any, credit: Tensor) -> int:
+def write_credit_log(file: Path, step: int, batch: Any, measured: dict[str, Tensor]) -> int:
     """Write the columns of a step to an .npz file, one row per token, puzzle_text (Q,), the puzzle of each group, and
     response_success (B,); returns the file's CRC-32."""
     texts = np.array([batch.task.show(puzzle)[:PUZZLE_LETTERS] for puzzle in batch.puzzles])  # (Q,)
     each = {"puzzle_text": texts, "response_success": batch.success.cpu().numpy()}
-    replace_file(file, lambda part: np.savez(part, **each, **log_columns(step, batch, credit)))
+    replace_file(file, lambda part: np.savez(part, **each, **log_columns(step, batch, measured)))
     return checksum(file)
 
 
-def log_columns(step: int, batch: Any, credit: Tensor) -> dict[str, np.ndarray]:
+def log_columns(step: int, batch: Any, measured: dict[str, Tensor]) -> dict[str, np.ndarray]:
     """The columns (N,) of the credit log, at last those of batch.log: one row for each of the N tokens of a step."""
     mask = batch.mask
     response, position = mask.nonzero(as_tuple=True)  # (N,) each
-    columns = {
+    known = {name: x[mask] for name, x in measured.items()} | {
         "step": torch.full_like(response, step), "response": response, "group": batch.group[response],
-        "position": position, "token": batch.tokens[mask], "logprob": batch.logprob[mask],
-        "entropy": batch.entropy[mask], "logit_grad": batch.logit_grad[mask], "advantage": batch.advantage[response],
-        "credit": credit[mask], "reward": batch.reward[response], "role": batch.role[mask],
-        "in_answer": batch.in_answer[mask],
-    }
+        "position": position, "token": batch.tokens[mask], "reward": batch.reward[response],
+        "role": batch.role[mask], "in_answer": batch.in_answer[mask]}
+    columns = {name: known[name] for name in CREDIT_LOG}
     if hasattr(batch.task, "reply"):
         said = [(i, t, x) for i, replies in enumerate(batch.before) for t, words in replies.items() for x in words]
         columns |= zip(TURN_LOG, (turn_of(batch)[mask], *torch.tensor(said, dtype=torch.long).view(-1, 3).T))

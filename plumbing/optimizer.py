@@ -1,21 +1,10 @@
 """AdamW with float32 master weights, for models in bfloat16 and for optimizer state on another device."""
-import math
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from plumbing.files import check_tensors
-from settings import Settings
-
-
-def learning_rate(s: Settings, step: int) -> float:
-    """AdamW's learning rate in a step, from 1 on. In step k of the first n, --warmup_steps or 1, it is lr * k / n. Then
-    it stays lr or, with --linear_decay, it falls by the same amount every step: the last one has lr / (steps + 1 - n),
-    and one more would have 0."""
-    n = max(1, s.warmup_steps)
-    falling = (s.steps + 1 - step) / (s.steps + 1 - n) if s.linear_decay else 1.0
-    return s.lr * min(1.0, step / n, falling)
 
 
 class Optimizer:
@@ -51,19 +40,14 @@ class Optimizer:
         for group in self.adamw.param_groups:
             group["lr"] = lr
 
-    def clip(self, max_grad_norm: float) -> float:
-        """Clip the gradients' norm. Returns it as it was before."""
-        norm = nn.utils.clip_grad_norm_(self.master.values(), max_grad_norm).item()
-        if not math.isfinite(norm):  # stop before NaN gets into the weights and the checkpoint
-            raise FloatingPointError("the gradient is not finite: --lr or credit is too large, or --loss divides by 0")
-        return norm
+    def weights_moved(self) -> list[Tensor]:
+        """The weights that AdamW moves, which have the gradients: the model's or their masters."""
+        return list(self.master.values())
 
-    def step(self, max_grad_norm: float) -> float:
-        """Clip, and take a step of AdamW. Returns the norm before clipping."""
-        norm = self.clip(max_grad_norm)
+    def step(self) -> None:
+        """Take a step of AdamW."""
         self.adamw.step()
         self.round_into_model()
-        return norm
 
     @torch.no_grad()
     def round_into_model(self) -> None:

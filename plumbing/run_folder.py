@@ -8,14 +8,15 @@ logs are cut back to it, and the rest of the run is the same as without the inte
 One process writes a run at a time. Everybody may read it meanwhile.
 """
 import csv
+import io
 import os
 import platform
 import shlex
 import shutil
 import zlib
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Callable, Iterable, NamedTuple
+from typing import Any, Callable, Iterable
 
 import numpy as np
 import torch
@@ -24,9 +25,9 @@ from torch import Tensor
 from plumbing.files import check_fields, checksum, read_json, replace_file, require, write_json
 from plumbing.metrics import COLUMNS, write_credit_log
 from plumbing.model_folder import files_beside
-from plumbing.progress import command_line
+from plumbing.terminal import command_line
 from plumbing.runs import FREE, PATHS, read_config, read_metrics
-from plumbing.stop import Stop
+from plumbing.terminal import Stop
 from settings import Settings
 
 try:
@@ -48,7 +49,8 @@ def default_folder(mitigation: str, seed: int, changed: dict) -> Path:
     return Path("runs") / "-".join([mitigation, *flags, f"seed{seed}"]).replace("/", "_")
 
 
-class Writer(NamedTuple):
+@dataclass
+class Writer:
     """Writes a run."""
 
     run: Path
@@ -58,7 +60,7 @@ class Writer(NamedTuple):
     write_weights: Callable[[Path], object]  # fills a model folder
     on_step: Callable[[dict], object] = lambda row: None  # is handed each row of metrics.csv
     logged: Iterable[str] = ()  # the names in batch.log, as the trial step has them
-    stop: Stop | None = None  # from `stoppable`, which handles signals
+    stop: Stop = field(default_factory=Stop)  # what signals do: see `stoppable`
 
     def open(self, fixed: dict[str, str], columns: Iterable[str], resume: bool) -> tuple[int, dict]:
         """Create the run folder, or load the state of a run to resume: how many steps are done, and what the last row
@@ -79,7 +81,7 @@ class Writer(NamedTuple):
                 require((run / log).is_file() and (run / log).stat().st_size >= length, f"{run / log} was changed since "
                         f"{STATE} was written: put it back, or remove {STATE} to resume from the start of the run")
             metrics = read_metrics(run, state["lengths"]["metrics.csv"])
-            check_columns(run, columns)
+            check_columns(run, [name for name in columns if name not in COLUMNS])
             try:
                 for name, learner in self.learners.items():
                     learner.load_state_dict(state["learners"][name])
@@ -96,14 +98,19 @@ class Writer(NamedTuple):
         append_row(self.run, row)
         self.on_step(dict(row))
 
-    def step(self, step: int, batch: Any, credit: Tensor, row: dict) -> None:
-        """Write a row of metrics.csv, a row per token, and the samples, checkpoints and state that are due."""
+    def hold_signals(self) -> None:
+        """From here on a signal waits until the step's row is written, for half a step can't be resumed."""
+        self.stop.held = True
+
+    def step(self, step: int, batch: Any, measured: dict[str, Tensor], row: dict) -> None:
+        """Write a row of metrics.csv, a row per token, and the samples, checkpoints and state that are due. measured:
+        by `instrument` of grpo.py."""
         if other := sorted({*self.logged} ^ {*batch.log}):
             raise ValueError(f"batch.log {'has' if other[0] in batch.log else 'lacks'} {other[0]} in step {step}, "
                              "unlike in the trial step: log the same names in every step")
         # The checksum ties the two logs together: analyze.py refuses a step that was changed or is another run's.
         file = self.run / "credit" / f"step-{step:06d}.npz"
-        row = row | {"credit_checksum": write_credit_log(file, step, batch, credit)}
+        row = row | {"credit_checksum": write_credit_log(file, step, batch, measured)}
         append_row(self.run, row)
         if step == 1 or step % SAMPLE_EVERY == 0:
             write_samples(self.run, step, batch)
@@ -198,6 +205,18 @@ def write_header(run: Path, columns: Iterable[str]) -> None:
         csv.writer(file).writerow(dict.fromkeys([*COLUMNS, *columns]))
 
 
+def extend_header(run: Path) -> None:
+    """Give metrics.csv of an older run our columns that it lacks, empty so far."""
+    rows = [*csv.DictReader((run / "metrics.csv").read_text(encoding="utf-8").splitlines())]
+    header = dict.fromkeys([*rows[0], *COLUMNS])
+    if len(header) > len(rows[0]):
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, header)
+        writer.writeheader()
+        writer.writerows(rows)
+        replace_file(run / "metrics.csv", lambda part: part.write_bytes(text.getvalue().encode()))
+
+
 def check_columns(run: Path, columns: Iterable[str]) -> list[str]:
     """The header of metrics.csv; ValueError where it lacks one of the columns."""
     with (run / "metrics.csv").open(newline="", encoding="utf-8") as file:
@@ -278,3 +297,5 @@ def reopen_run(run: Path, state: dict, settings: dict, columns: Iterable[str]) -
             os.truncate(run / name, state["lengths"][name])
     if state["step"] == 0:
         write_header(run, columns)
+    else:
+        extend_header(run)

@@ -8,8 +8,10 @@ from plumbing.files import check_fields, checksum, read_arrays, read_json, requi
 from plumbing.metrics import COLUMNS, CREDIT_LOG
 
 OLD_NAMES = {"answers": "responses"}  # of settings, which older commands and runs have
+ESSENTIAL = ("step", "loss", "grad_norm", "seconds", "credit_checksum", "heldout_success", "heldout_stderr")
+GONE = ("reading",)  # settings that older runs have, and that no longer change anything
 # Settings that a resumed run may change: they say when something is measured or kept, or change results by rounding.
-FREE = ("steps", "eval_every", "pass_at", "state_every", "checkpoint_every", "micro_batch", "reading",
+FREE = ("steps", "eval_every", "pass_at", "state_every", "checkpoint_every", "micro_batch",
         "checkpoint_activations", "device", "optimizer_device")
 PATHS = ("model", "adapter", "data", "eval_data", "task")  # what they name counts, not where it is
 
@@ -28,24 +30,26 @@ def read_metrics(run: Path, length: int | None = None) -> dict[str, np.ndarray]:
     except (ValueError, csv.Error) as error:
         raise ValueError(f"{file} is no table of numbers ({error}): is it damaged?") from None
     metrics = dict(zip(header, table.T))
-    for name in COLUMNS:
-        require(name in header, f"{file} has no column {name}: was it written by this version of train.py?")
+    for name in ESSENTIAL:
+        require(name in header, f"{file} has no column {name}: was it written by train.py?")
     require(rows, f"{file} has no rows: the run was stopped before its first measurement")
     require(np.array_equal(metrics["step"], np.arange(len(rows))), f"{file} is damaged: its steps are not 0, 1, 2, ...")
-    return metrics
+    return {name: np.full(len(rows), np.nan) for name in COLUMNS} | metrics  # NaN: columns that older runs lack
 
 
 def read_credit(run: Path, metrics: dict[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
     """The credit log of each step in metrics.csv; ValueError where one is missing, lacks a column of the first, or is
-    not of this run."""
-    steps = []
+    not of this run. A number that all lack, as an older run may, is NaN, and said."""
+    steps, needed = [], [name for name, kind in CREDIT_LOG.items() if kind != np.float32 or name == "credit"]
     for step, expected in enumerate(metrics["credit_checksum"][1:], 1):
         file = run / "credit" / f"step-{step:06d}.npz"
         require(file.is_file(), f"there is no {file}, but metrics.csv has that step")
         require(checksum(file) == expected,
                 f"{file} is not the one of metrics.csv: was it changed, or is it another run's?")
-        steps.append(read_arrays(file, steps[0] if steps else CREDIT_LOG))
-    return steps
+        steps.append(read_arrays(file, steps[0] if steps else needed))
+    if lacking := [name for name in CREDIT_LOG if steps and name not in steps[0]]:
+        print(f"the credit log of {run} has no {', '.join(lacking)}: it is taken for NaN, as of an older version")
+    return [{name: np.full(len(step["step"]), np.nan, np.float32) for name in lacking} | step for step in steps]
 
 
 def heldout(metrics: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -55,8 +59,8 @@ def heldout(metrics: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.
 
 
 def renamed(settings: dict) -> dict:
-    """Settings by their present names."""
-    return {OLD_NAMES.get(name, name): value for name, value in settings.items()}
+    """Settings by their present names, without those that are gone."""
+    return {OLD_NAMES.get(name, name): value for name, value in settings.items() if name not in GONE}
 
 
 def read_config(run: Path) -> dict:

@@ -103,10 +103,10 @@ def read_weights(text: str) -> dict[str, float]:
     return weights
 
 
-def graded(task: Any, weights: dict[str, float], *response: Any) -> dict[str, float]:
-    """A task's grades of a response, as floats, NaN for a further None, and the reward: the sum of weight * part.
-    ValueError unless the grade has all that it should."""
-    grade, what = task.grade(*response), "what the task's grade returns"
+def graded(grade: Any, weights: dict[str, float]) -> dict[str, float]:
+    """What a task's `grade` returned, as floats, NaN for a further None, and the reward: the sum of weight * part.
+    ValueError unless it has all that it should."""
+    what = "what the task's grade returns"
     needed = dict.fromkeys((*weights, "answer", "format"), float)
     require(isinstance(grade, dict), f"{what} is {grade!r:.50}, but it must be an object with {', '.join(needed)}")
     for part in weights:

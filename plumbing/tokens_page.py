@@ -11,13 +11,15 @@ from plumbing.metrics import own_columns
 from plumbing.report import MINUS, PLUS
 from plumbing.tokenizer import Tokenizer
 
-PAGE_TOKENS = 2**20  # about so many are in tokens.html, of 12 bytes or more: of a longer run every second step, ...
+PAGE_TOKENS = 2**20  # about so many are in tokens.html, of 14 bytes or more: of a longer run every second step, ...
+# What colours a token, the first one at first: the name on the page, and the column of the log.
+MEASURES = {"gradient": "gradient", "credit": "credit", "contribution": "contribution", "entropy": "entropy",
+            "log p": "logprob"}
 
 
 def add_replies(log: dict) -> dict[str, np.ndarray]:
     """The columns of tokens.html with the tokens of replies where they came, whose other columns are NaN."""
-    facts = ("credit", "logprob", "logit_grad", "entropy", *own_columns(log))
-    shown = {name: log[name] for name in ("token", "response_id", *facts)}
+    shown = {name: log[name] for name in ("token", "response_id", *MEASURES.values(), *own_columns(log))}
     if "turn" not in log:
         return shown
     said = {"token": log["reply_token"], "response_id": log["reply_response"]}
@@ -25,7 +27,7 @@ def add_replies(log: dict) -> dict[str, np.ndarray]:
     return {name: np.insert(column, place, said.get(name, np.nan)) for name, column in shown.items()}
 
 
-def describe(log: dict, row: int) -> str:
+def heading(log: dict, row: int) -> str:
     """The response that begins in a row: its step, reward, credit and puzzle."""
     credit = log["credit"][row : row + log["length"][row]]
     ends = dict.fromkeys((f"{credit.min():+.3g}", f"{credit.max():+.3g}"))  # one where all tokens have the same
@@ -47,8 +49,8 @@ def kinds_of(log: dict, first: np.ndarray, tokenizer: Tokenizer) -> list[list[st
 
 def write_page(log: dict, tokenizer: Tokenizer, title: str, file: Path) -> None:
     """tokens.html: every response, to filter and search, its tokens coloured by a measure. It has of each token the
-    number of its text (uint32) and, as parts of 2^-15 of their largest size (float16), credit, log p, ||onehot - p||,
-    entropy and what batch.log had, column after column, as base64."""
+    number of its text (uint32) and, as parts of 2^-15 of their largest size (float16), MEASURES and what batch.log had,
+    column after column, as base64."""
     every, first, shown = -(-len(log["token"]) // PAGE_TOKENS), np.flatnonzero(log["position"] == 0), add_replies(log)
     kept = np.flatnonzero((log["step"][first] - log["step"].min()) % every == 0)  # responses
     shown = {name: column[np.isin(shown["response_id"], kept)] for name, column in shown.items()}
@@ -56,13 +58,13 @@ def write_page(log: dict, tokenizer: Tokenizer, title: str, file: Path) -> None:
     texts, number = np.unique(shown.pop("token"), return_inverse=True)
     lengths = np.unique(shown.pop("response_id"), return_counts=True)[1]
     units = [float(np.max(np.abs(x), where=np.isfinite(x), initial=0)) / 2**15 or 1.0 for x in shown.values()]
-    facts = [(x.astype(float) / unit).astype("<f2") for x, unit in zip(shown.values(), units)]
+    columns = [(x.astype(float) / unit).astype("<f2") for x, unit in zip(shown.values(), units)]
     known = {"texts": [tokenizer.bytes[token].decode("latin-1") for token in texts], "lengths": lengths.tolist(),
-             "units": units, "own": own_columns(shown),
+             "units": units, "measures": [*MEASURES, *own_columns(log)],
              "steps": log["step"][first[kept]].tolist(), "kinds": [kinds[i] for i in kept],
-             "names": [describe(log, row) for row in first[kept]]}
+             "names": [heading(log, row) for row in first[kept]]}
     parts = {"TITLE": title.replace("&", "&amp;").replace("<", "&lt;"), "PLUS": PLUS, "MINUS": MINUS,
              "KNOWN": json.dumps(known).replace("<", "\\u003c"),  # so that no text can close the script element
-             "DATA": base64.b64encode(b"".join(column.tobytes() for column in (number.astype("<u4"), *facts))).decode()}
+             "DATA": base64.b64encode(b"".join(column.tobytes() for column in (number.astype("<u4"), *columns))).decode()}
     template = Path(__file__).with_name("tokens.html").read_text(encoding="utf-8")
     file.write_text(re.sub(rf"\b({'|'.join(parts)})\b", lambda match: parts[match[1]], template), encoding="utf-8")

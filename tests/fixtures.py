@@ -72,9 +72,9 @@ def exact():
 @pytest.fixture
 def passes(monkeypatch):
     """A list to which every forward pass adds its model and the number of its tokens."""
-    found, hidden = [], Qwen2.hidden
-    monkeypatch.setattr(Qwen2, "hidden", lambda model, tokens, *others: (
-        found.append((model, tokens.numel())), hidden(model, tokens, *others))[1])
+    found, begin = [], Qwen2.begin
+    monkeypatch.setattr(Qwen2, "begin", lambda model, tokens, *others: (
+        found.append((model, tokens.numel())), begin(model, tokens, *others))[1])
     return found
 
 

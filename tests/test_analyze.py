@@ -15,9 +15,11 @@ from matplotlib.figure import Figure
 
 import analyze
 from analyze import read_log
-from plumbing import comparison, report, run_folder, runs, tokens_page
+from grpo import instrument
+from plumbing import comparison, metrics, report, run_folder, runs, tokens_page
 from plumbing.files import checksum
 from plumbing.metrics import COLUMNS, write_credit_log
+from settings import Settings
 from tests.fixtures import BUNDLED, check_texts, make_batch, refused
 
 
@@ -30,7 +32,8 @@ def write_log(folder, step, factor):
         logit_grad=torch.tensor([[0.5, 0.25, 0, 0], [1.0, 0.125, 1.25, 0]]),
         role=torch.tensor([[0, 2, 0, 0], [0, 1, 1, 2]], dtype=torch.int8))
     credit = batch.advantage[:, None] * batch.mask * factor
-    write_credit_log(folder / "credit" / f"step-{step:06d}.npz", step, batch, credit)
+    measured = instrument(batch, credit, Settings())
+    write_credit_log(folder / "credit" / f"step-{step:06d}.npz", step, batch, measured)
 
 
 def write_metrics(folder, heldout=((0, 0.25), (1, ""), (2, 0.75))):
@@ -281,17 +284,35 @@ def test_the_picture_of_credit_shows_the_tables(tmp_path, figures):
     assert gradient["reasoning"] == pytest.approx([20] * 5)
 
 
+def test_a_new_column_leaves_older_runs_readable(run, monkeypatch, capsys):
+    """It is found by its name, wherever it stands; a run without it has NaN there, and that is said. Without credit, or
+    where a later step alone lacks it, the run is refused."""
+    before = read_log(run)
+    monkeypatch.setattr(metrics, "CREDIT_LOG", {"surprise": np.float32} | metrics.CREDIT_LOG)
+    monkeypatch.setattr(runs, "CREDIT_LOG", metrics.CREDIT_LOG)
+    log = read_log(run)
+    assert np.isnan(log.pop("surprise")).all() and all(np.array_equal(log[name], before[name]) for name in before)
+    assert "has no surprise: it is taken for NaN" in capsys.readouterr().out
+    file = run / "credit" / "step-000002.npz"
+    columns = dict(np.load(file))
+    for missing in ("credit", "entropy", "token"):
+        np.savez(file, **{name: x for name, x in columns.items() if name != missing})
+        write_metrics(run)
+        with pytest.raises(ValueError, match=f"has no {missing}"):
+            read_log(run)
+
+
 def test_a_puzzle_keeps_its_name_whatever_it_looks_like(run, tmp_path):
     """Guards against a puzzle with line breaks, or that looks like our own headings, which gave the next its name; and
     a run of an older version, which has no names."""
     texts = ["a\n\n=== step 1  b  reward 1", "第二"]
     batch = make_batch([1, 1, 2], [1.0, 0.0, 0.0], groups=[0, 1, 1], puzzles=tuple(texts),
                        task=SimpleNamespace(show=lambda puzzle: puzzle))
-    write_credit_log(run / "credit" / "step-000002.npz", 2, batch, batch.mask.float())
+    write_credit_log(run / "credit" / "step-000002.npz", 2, batch, instrument(batch, batch.mask.float(), Settings()))
     write_metrics(run)
     log = read_log(run)
     rows = np.flatnonzero(log["position"] == 0)
-    assert [tokens_page.describe(log, row).partition("Puzzle: ")[2] for row in rows] == ["[1, 2, 3] -> 6"] * 2 + [
+    assert [tokens_page.heading(log, row).partition("Puzzle: ")[2] for row in rows] == ["[1, 2, 3] -> 6"] * 2 + [
         texts[0], texts[1], texts[1]]
 
 

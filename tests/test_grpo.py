@@ -9,9 +9,8 @@ import pytest
 import torch
 
 import grpo
-import methods  # noqa: F401  completes LOSS_NORMS
-from extras.lora import add_adapters
-from plumbing import compute
+import methods.registry  # noqa: F401  completes ADVANTAGES, LOSSES, ...
+import qwen2_model
 from plumbing.optimizer import Optimizer
 from qwen2_model import Qwen2, parse_config
 from rollout import Policy
@@ -228,13 +227,12 @@ def take_update(model, batch, credit, **options):
     return grpo.update(Policy(model, None, None), optimizer, batch, credit, Settings(max_new_tokens=9, **options))
 
 
-@pytest.mark.parametrize("reading", grpo.READINGS)
 @pytest.mark.parametrize("architecture, tied, checkpointed, temperature, kl, unbiased, micro_batch", [
     ("qwen2", True, False, 1.0, 0.0, False, 3), ("qwen2", True, False, 1.0, 0.3, True, 1),
     ("qwen3", False, True, 0.7, 0.5, False, 3), ("qwen3", False, True, 0.7, 0.0, False, 99),
     ("llama", False, False, 0.7, 0.3, True, 99), ("llama", False, False, 0.7, 0.5, False, 1)])
 def test_two_updates_equal_plain_autograd(architecture, tied, checkpointed, temperature, kl, unbiased, micro_batch,
-                                          reading, exact, monkeypatch):
+                                          exact, monkeypatch):
     """Guards against a gradient lost, doubled or not clipped, across prompts, micro-batches, layers and updates, the
     share of another response, a prompt that is read for nobody, and a temperature that the update does not know."""
     ours = tiny(architecture, tied)
@@ -245,8 +243,7 @@ def test_two_updates_equal_plain_autograd(architecture, tied, checkpointed, temp
     batch.ask.reference_logprob = plainly(reference, batch)
     batch.role = batch.tokens % 2
     used = batch.mask & ((credit != 0).any(1, keepdim=True) | (kl > 0))  # (B, T)
-    prompts_read = [g for g, row in zip(GROUPS, used) if row.any()]
-    prompts_read = prompts_read if reading == "plain" else {*prompts_read}
+    prompts_read = {g for g, row in zip(GROUPS, used) if row.any()}
     found, norms = [], []
     for _ in range(2):
         theirs.zero_grad()
@@ -258,11 +255,13 @@ def test_two_updates_equal_plain_autograd(architecture, tied, checkpointed, temp
     loss, *by_token = map(torch.stack, zip(*found))  # (2,); (2, B, T) each
     ratio, divergence = (x[:, used] for x in by_token)  # (2, N)
     ours.checkpoint_activations = checkpointed
-    monkeypatch.setattr(compute, "PROBABILITIES_KEPT", (micro_batch != 3) * 2**25)  # 0: none
-    monkeypatch.setitem(grpo.LOSSES, "ppo", lambda *given: (*grpo.ppo_objective(*given), {"own": given[0] - given[1]}))
+    if micro_batch == 3:  # attention of a row at a time, none of it kept
+        monkeypatch.setattr(qwen2_model, "SCORES_AT_ONCE", 1)
+        monkeypatch.setattr(qwen2_model, "SCORES_KEPT", 0)
+    monkeypatch.setitem(grpo.LOSSES, "ppo", lambda *given: (*grpo.ppo_clip(*given), {"own": given[0] - given[1]}))
     row = take_update(ours, batch, credit, kl=kl, kl_gradient="unbiased" if unbiased else "k3", clip_low=0.1,
                       clip_high=0.3, updates_per_batch=2, max_grad_norm=0.05, micro_batch=micro_batch,
-                      loss_norm="sequence", reading=reading)
+                      loss_norm="sequence")
     for (name, got), expected in zip(ours.named_parameters(), theirs.parameters()):
         assert expected.grad.abs().max() > 1e-4, name
         torch.testing.assert_close(got.grad, expected.grad, atol=1e-10, rtol=0, msg=name)
@@ -279,29 +278,21 @@ def test_two_updates_equal_plain_autograd(architecture, tied, checkpointed, temp
     assert 0 < row["clip_fraction"] < 1 and filler != reasoning
 
 
-def test_both_readings_are_one_update(exact):
-    """Guards against a prompt, a clip or an adapter that only one of them knows."""
-    models, rows = {reading: tiny(tied=False) for reading in grpo.READINGS}, []
-    for reading, model in models.items():
-        batch, credit = step_by_hand(model)
-        add_adapters(model, 2, 4.0, 0)
-        rows.append(take_update(model, batch, credit, reading=reading, loss="gspo", updates_per_batch=3, micro_batch=3))
-    for (name, p), q in zip(models["shared"].named_parameters(), models["plain"].parameters()):
-        torch.testing.assert_close(p, q, atol=1e-10, rtol=0, msg=name)
-    assert rows[0].pop("tokens_updated") < rows[1].pop("tokens_updated")
-    assert rows[0] == pytest.approx(rows[1], abs=1e-10) and rows[0]["ratio_spread"] > 0.01
-
-
-def test_an_update_reads_no_row_without_credit_and_no_prompt_for_each_part(passes, exact):
-    """Guards against prompts that are read again for every part, and rows that can't change the gradient."""
+@pytest.mark.parametrize("micro_batch, read", [
+    # Rows 0 to 2, 6 and 7, 9 to 11 have credit, those of prompts 0, 2 and 3, of 7, 3 and 2 tokens. A row begins with its
+    # prompt's last token, and rows of like length go together. First the prompts of a pass, padded, then its rows.
+    (3, [6, 5, 3, 1, 2, 2, 1, 5, 3 + 3]), (2, [6, 5, 1, 6, 3, 2, 1 + 1, 1, 5, 3, 1, 3]),
+    (99, [3 * 6, 5 + 5, 3 + 3 + 3, 1 + 1 + 1])])
+def test_an_update_reads_no_row_without_credit_and_each_prompt_once_a_pass(micro_batch, read, passes, exact):
+    """Guards against prompts that are read again for every row, rows that can't change the gradient, and a group that
+    is torn where it fits. A group larger than the micro-batch is read in parts, and counts as one."""
     model = tiny()
     batch, credit = step_by_hand(model)
     passes.clear()
-    take_update(model, batch, credit, updates_per_batch=2, micro_batch=3)
-    # Rows 0 to 2, 6 and 7, 9 to 11 have credit, those of prompts 0, 2 and 3. A row begins with its prompt's last token,
-    # rows of like length go together, and the prompts are read again for their gradient.
-    read = [3 * 6, 5 + 5, 3 + 3 + 3, 1 + 1 + 1, 3 * 6]
-    assert passes == [(model, tokens) for tokens in read] * 2
+    row = take_update(model, batch, credit, updates_per_batch=2, micro_batch=micro_batch)
+    assert sum(tokens for _, tokens in passes) == 2 * sum(read), passes
+    used = batch.mask[[0, 1, 2, 6, 7, 9, 10, 11]].sum().item()
+    assert row["tokens_updated"] == 2 * (used + 7 + 3 + 2)
 
 
 def test_old_log_probs_of_the_first_update_make_its_ratio_1(exact):
@@ -319,12 +310,11 @@ def test_old_log_probs_of_the_first_update_make_its_ratio_1(exact):
     assert row["ratio_error"] > 0.1 > 0.01 > expected["ratio_error"]  # what both disagree by stays a column
 
 
-@pytest.mark.parametrize("reading", grpo.READINGS)
-def test_a_step_without_credit_has_no_gradient_and_says_so(reading):
+def test_a_step_without_credit_has_no_gradient_and_says_so():
     """Guards against a crash, or an invented number, when every group has equal rewards."""
     model = tiny()
     batch, credit = step_by_hand(model)
     before = copy.deepcopy(model)
-    row = take_update(model, batch, 0 * credit, reading=reading)
+    row = take_update(model, batch, 0 * credit)
     assert row == dict.fromkeys(row) | {"loss": 0, "grad_norm": 0, "tokens_updated": 0}  # the others are None
     assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before.parameters()))

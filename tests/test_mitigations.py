@@ -1,6 +1,6 @@
 """The decorators, what every credit function must do, and each function against a hand computation or plain loops.
 
-The tests of "what every method has to do" run for all of MITIGATIONS, so they cover a new method at once.
+The tests of "what every method has to do" run for all of CREDIT_FUNCTIONS, so they cover a new method at once.
 """
 import functools
 import inspect
@@ -19,18 +19,19 @@ import torch
 
 from countdown_task import Puzzle
 from grpo import ADVANTAGES, compare
-from methods import MITIGATIONS, ORDER, calculations, controls, groups
+from methods import calculations, controls, groups
+from methods.credit_function import CreditFunction, token_credit, z_score
 from methods.heads import HEADS
 from methods.ktae import ktae
 from methods.oracle import oracle
 from methods.queries import Queries
+from methods.registry import CREDIT_FUNCTIONS, ORDER
 from methods.tokens import curious
 from methods.values import ppo, vineppo
-from mitigations import (CreditFunction, attention_credit, grpo, regrade_ablation, reward_decomposition,
-                         reweight, reweighting, token_credit)
+from mitigations import attention_credit, none, regrade_ablation, reward_decomposition, reweight, reweighting
 from plumbing.checks import check_parameters, check_pure, required
 from plumbing.launch import lacking
-from rollout import rollout, z_score
+from rollout import rollout
 from settings import Settings
 from start import load_policy
 from tasks import guess_task
@@ -61,9 +62,9 @@ def normalized(values):
 
 @pytest.fixture
 def registry(monkeypatch):
-    """A copy of MITIGATIONS, so that a test may register functions."""
-    copy = dict(MITIGATIONS)
-    monkeypatch.setattr("mitigations.MITIGATIONS", copy)
+    """A copy of CREDIT_FUNCTIONS, so that a test may register functions."""
+    copy = dict(CREDIT_FUNCTIONS)
+    monkeypatch.setattr("methods.credit_function.CREDIT_FUNCTIONS", copy)
     return copy
 
 
@@ -78,22 +79,22 @@ def test_a_decorated_function_is_registered_with_its_signature_and_docstring(reg
 
     @token_credit(from_advantage=True, needs=("critic", "reference"))
     def half(batch, *, share=0.5):
-        return share * grpo(batch)
+        return share * none(batch)
 
     method, batch = reweighting(early), make_batch([3, 2], [11.0, -3.0])
-    assert method == CreditFunction("early", early, True, from_advantage=True, needs=())
+    assert method == CreditFunction("early", early, reweight, from_advantage=True, needs=())
     assert method.parameters == {"power": 1.0}
     assert method.summary == "credit = A / position^power: reward what comes early."
     check(method(batch), [[18, 9, 6], [-4, -2]])  # 1, 1/2, 1/3 rescaled to mean 1
     check(method(batch, power=0.0), [[11, 11, 11], [-3, -3]])
-    assert half == CreditFunction("half", half.function, False, True, ("critic", "reference"))
+    assert half == CreditFunction("half", half.function, None, True, ("critic", "reference"))
     assert half.summary == "no docstring yet"
     check(half(batch), [[5.5] * 3, [-1.5] * 2])
-    for function, message in ((MITIGATIONS["ppo"].function, "two credit functions named ppo"),
-                              (grpo, "decorate a function made by def, once")):
+    for function, message in ((CREDIT_FUNCTIONS["ppo"].function, "two credit functions named ppo"),
+                              (none, "decorate a function made by def, once")):
         with pytest.raises(ValueError, match=message):
             reweighting(function)
-    assert registry == MITIGATIONS | {"early": method, "half": half}
+    assert registry == CREDIT_FUNCTIONS | {"early": method, "half": half}
     for cell in ({"__name__": "__main__"}, {"__name__": "__main__"}):  # of a notebook, which runs again
         exec("def mine(batch):\n    return batch.mask", cell)
         assert reweighting(cell["mine"]) is registry["mine"]
@@ -213,7 +214,7 @@ def sampled():
     return found
 
 
-METHODS = pytest.mark.parametrize("method", MITIGATIONS.values(), ids=MITIGATIONS)
+METHODS = pytest.mark.parametrize("method", CREDIT_FUNCTIONS.values(), ids=CREDIT_FUNCTIONS)
 WITHOUT_CALCULATIONS = {"first_error", "reward_decomposition", "causal_ablation", "regrade_ablation",
                         "process_reward", "ppo_process"}
 
@@ -277,22 +278,26 @@ def test_hyper_parameters_that_can_not_work_are_refused_by_name(flags, refused, 
     for name, key in map(str.split, flags.split(",")):
         for value in refused:
             with pytest.raises(ValueError, match=f"^--{key} "):
-                MITIGATIONS[name](written, **{key: value})
+                CREDIT_FUNCTIONS[name](written, **{key: value})
         for value in accepted:
-            assert MITIGATIONS[name](written, **{key: value}).any()
+            assert CREDIT_FUNCTIONS[name](written, **{key: value}).any()
 
 
 # -------------------------------------------------------------------------------------- strategies of the original work
 
 
-def test_each_strategy_stands_in_its_place_with_what_became_of_it():
+def test_each_strategy_stands_in_its_place_and_the_page_says_what_became_of_it():
     """Guards against another order than the original work's, and a figure that its file gives to another method."""
-    lines = [inspect.getsourcelines(MITIGATIONS[name].function)[1] for name in ORDER[:11]]
-    assert lines == sorted(lines) and {MITIGATIONS[name].function.__module__ for name in ORDER[:11]} == {"mitigations"}
+    root = Path(__file__).parent.parent
+    page = (root / "docs" / "methods.md").read_text(encoding="utf-8")
+    became = dict(re.findall(r"^\| `(\w+)` \| (.* \| \[lab/\S+\])", page, re.M))
+    assert [*became] == [*ORDER[1:11]]
+    lines = [inspect.getsourcelines(CREDIT_FUNCTIONS[name].function)[1] for name in ORDER[:11]]
+    assert lines == sorted(lines) and {CREDIT_FUNCTIONS[name].function.__module__ for name in ORDER[:11]} == {"mitigations"}
     for number, name in enumerate(ORDER[1:11], 1):
-        text = MITIGATIONS[name].function.__doc__
-        here, file = re.search(r"\n    Here: (.*), (lab/\S+)\.\n", text).groups()
-        rows = re.findall(rf"^\| `{name}\b.*", (Path(__file__).parent.parent / file).read_text(encoding="utf-8"), re.M)
+        text = CREDIT_FUNCTIONS[name].function.__doc__
+        here, file = re.fullmatch(r"(.*) \| \[(lab/\S+)\]", became[name]).groups()
+        rows = re.findall(rf"^\| `{name}\b.*", (root / file).read_text(encoding="utf-8"), re.M)
         figures = re.findall(r"-?\d+\.\d+(?: ± \d+\.\d+)?", here)
         assert figures and all(any(f" {figure} " in row for row in rows) for figure in figures), name
         assert (f"Strategy {number}" in text) == (number <= 7)
@@ -314,7 +319,7 @@ LN2 = math.log(2)
     ("token_type", {}, [[0.5, 1, 1], [1, 0.5]]),
     ("token_type", {"filler": 2.0, "structure": 0.0}, [[2, 1, 0], [0, 2]]),
     *[("unsure", {"above": limit}, weights) for limit, weights in (  # a reader's, by docs/course.md
-        (0.1, [[0, 1, 0], [1, 0]]), (0.6, [[0, 0, 0], [0, 0]])) if "unsure" in MITIGATIONS],
+        (0.1, [[0, 1, 0], [1, 0]]), (0.6, [[0, 0, 0], [0, 0]])) if "unsure" in CREDIT_FUNCTIONS],
     ("value_change", {}, [[0.3, 0.1, 0], [0, 0]]),  # the reward that follows the last token is no change
     ("learned_importance", {}, [[0.6, 2.1, 0.3], [1.8, 0.2]]),  # times the length
 ])
@@ -330,7 +335,7 @@ def test_weights_by_hand(name, options, weights):
         critic=grid([[0.2, 0.5, 0.4], [0.7, 0.7]], padding=0.0),
         reward=torch.ones(2),
     )
-    check(MITIGATIONS[name].raw(batch, **options), weights)
+    check(CREDIT_FUNCTIONS[name].raw(batch, **options), weights)
 
 
 def test_attention_credit_by_hand():
@@ -653,10 +658,10 @@ def test_the_truth_as_credit_by_hand():
     assert asked[0] == ([[2, 0, 4]], True)
 
 
-@pytest.mark.parametrize("name", [m.name for m in MITIGATIONS.values() if m.is_reweighting and m.name != "inverted"])
+@pytest.mark.parametrize("name", [m.name for m in CREDIT_FUNCTIONS.values() if m.is_reweighting and m.name != "inverted"])
 def test_inverted_reverses_the_weights_of_each_reweighting(name, written):
     """Guards against an inverted advantage, and a maximum over padding or over the batch."""
-    weights, found = MITIGATIONS[name].raw(written), controls.inverted.raw(written, name)  # (B, T) each
+    weights, found = CREDIT_FUNCTIONS[name].raw(written), controls.inverted.raw(written, name)  # (B, T) each
     for row, w, mask in zip(found, weights, written.mask):
         torch.testing.assert_close(row[mask], w[mask].max() + w[mask].min() - w[mask])
 
@@ -664,7 +669,7 @@ def test_inverted_reverses_the_weights_of_each_reweighting(name, written):
 @pytest.mark.parametrize("name", ["entropy_ratio", "vineppo"])
 def test_shuffled_moves_credit_within_each_response(name, written):
     """Guards against credit that moves to padding or to another response, and an order that all responses share."""
-    before, after = MITIGATIONS[name](written), controls.shuffled(written, name)  # (B, T) each
+    before, after = CREDIT_FUNCTIONS[name](written), controls.shuffled(written, name)  # (B, T) each
     assert (after[~written.mask] == 0).all() and not torch.equal(before, after)
     assert torch.equal(before.sort(1).values, after.sort(1).values)
     order = [[a.tolist().index(x) for x in b.tolist()] for a, b in zip(before, after)]
@@ -674,11 +679,11 @@ def test_shuffled_moves_credit_within_each_response(name, written):
 
 def test_a_control_takes_the_hyper_parameters_of_its_method(written):
     """Guards against a control of the defaults while the method has others, and values of another type."""
-    before = MITIGATIONS["entropy_masking"](written, mask_percentile=50.0)  # (B, T)
+    before = CREDIT_FUNCTIONS["entropy_masking"](written, mask_percentile=50.0)  # (B, T)
     after = controls.shuffled(written, "entropy_masking:mask_percentile=50")  # (B, T)
     assert torch.equal(before.sort(1).values, after.sort(1).values)
     assert not torch.equal(after, controls.shuffled(written, "entropy_masking"))
-    half = MITIGATIONS["outcome_conditional"].raw(written, think_discount=0.25)
+    half = CREDIT_FUNCTIONS["outcome_conditional"].raw(written, think_discount=0.25)
     assert controls.inverted.raw(written, "outcome_conditional:think_discount=0.25").max() == half.max()
     assert controls.needs_of("regrade_ablation:tokens=True") == ()
     assert controls.needs_of("regrade_ablation") == ("calculations",)

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from plumbing.optimizer import Optimizer, learning_rate
+from plumbing.optimizer import Optimizer
 
 OPTIONS = dict(lr=1e-2, betas=(0.8, 0.95), weight_decay=0.1)
 
@@ -49,8 +49,7 @@ def test_a_model_learns_as_a_float32_copy_with_adamw(dtype, device, options, bac
             assert not optimizer.separate or all(p.grad is None for p in ours.parameters())  # they take no memory
             for p, g in zip(theirs.parameters(), gradients):
                 p.grad += g
-        norm = torch.cat([p.grad.flatten() for p in theirs.parameters()]).norm().item()
-        assert optimizer.step(1e9) == pytest.approx(norm)
+        optimizer.step()
         expected.step()
         for w, master, wanted in zip(ours.parameters(), optimizer.master.values(), theirs.parameters()):
             torch.testing.assert_close(master, wanted, atol=5e-8, rtol=0)
@@ -64,15 +63,6 @@ def test_masters_live_on_the_device_asked_for():
     for dtype in (torch.float32, torch.bfloat16):
         masters = Optimizer(small_model(dtype), 1e-3, device="meta").master.values()
         assert {(w.device.type, w.dtype) for w in masters} == {("meta", torch.float32)}
-
-
-@pytest.mark.parametrize("warmup, decay, shares", [
-    (2, False, [1 / 2, 1, 1, 1, 1]), (0, True, [1, 4 / 5, 3 / 5, 2 / 5, 1 / 5]),
-    (2, True, [1 / 2, 1, 3 / 4, 2 / 4, 1 / 4]), (5, True, [1 / 5, 2 / 5, 3 / 5, 4 / 5, 1])])
-def test_the_learning_rate_by_hand(warmup, decay, shares):
-    """Guards against a step of rate 0, the first one or the last, and a rate that never reaches --lr."""
-    s = SimpleNamespace(lr=3e-4, warmup_steps=warmup, linear_decay=decay, steps=5)
-    assert [learning_rate(s, step) for step in range(1, 6)] == pytest.approx([3e-4 * share for share in shares])
 
 
 def test_the_state_of_another_model_is_refused():

@@ -17,7 +17,7 @@ from transformers import MistralConfig, MistralForCausalLM
 
 import start
 import train
-from methods import MITIGATIONS
+from methods.registry import CREDIT_FUNCTIONS
 from methods.heads import Critic
 from plumbing import launch, metrics
 from plumbing.runs import read_metrics
@@ -103,7 +103,7 @@ def test_the_checks_of_the_course_exist():
 
 
 def test_the_flags_beside_names_of_other_trainers_exist():
-    known = {*vars(Settings()), *(x for m in MITIGATIONS.values() for x in m.parameters)}
+    known = {*vars(Settings()), *(x for m in CREDIT_FUNCTIONS.values() for x in m.parameters)}
     found = {*re.findall(r"`--(\w+)", PAGES[ROOT / "docs" / "trl.md"].partition("## Settings")[2])}
     assert found <= known and len(found) > 25
 
@@ -156,12 +156,12 @@ CALL = r"""
 from rollout import Policy
 from plumbing.task_file import load_task
 from plumbing.tokenizer import Tokenizer
-from extras.turns import interleave, replies
+from extras.turns import begun_with
 task, tokenizer = load_task("tool"), Tokenizer("models/chat")
 policy, puzzle = Policy(None, tokenizer, task), task.math_task.Problem("12 * 34 + 5?", 413)
 turns = ["First calc 12 * 34", " calc 408 + 5", "413</think>\n<answer>413</answer>"]
 tokens = [x for turn in turns for x in tokenizer.encode(turn) + tokenizer.end_tokens[:1]][:-1]
-text = policy.prompt(puzzle) + interleave(tokens, replies(policy, puzzle, tokens))
+text = policy.prompt(puzzle) + begun_with(policy, puzzle, tokens).text
 text = "".join(tokenizer.library.id_to_token(x) or "" for x in text)
 print(text.replace("\u0120", " ").replace("\u010a", "\n"))
 print(task.grade("", puzzle, turns), *(task.reply(said, puzzle, True) for said in (["calc 1 / 2"], ["calc 1 + 2"] * 4)))

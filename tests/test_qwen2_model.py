@@ -16,8 +16,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 import qwen2_model
-from plumbing import compute
-from plumbing.compute import attention_on_gpu
+from plumbing.compute import attention_on_gpu, by_rows
 from qwen2_model import attention, load_model, parse_config, save_model, to_checkpoint
 from tests.random_checkpoints import FAMILIES, HF, V, assert_close, assert_same_logits, both, random_tokens
 
@@ -181,6 +180,7 @@ def test_log_probs_and_their_gradients_are_autograds(tied, temperature, logits_k
 
     saved = []
     monkeypatch.setattr(qwen2_model, "LOGITS_KEPT", logits_kept)
+    monkeypatch.setattr(qwen2_model, "LOGITS_AT_ONCE", logits_kept)
     with torch.autograd.graph.saved_tensors_hooks(lambda x: (saved.append(x), x)[1], lambda x: x):
         got = model.logprob(hidden, tokens)
     assert len({x.data_ptr() for x in saved if x.shape == (11, 17)}) == kept
@@ -198,11 +198,10 @@ def test_log_probs_and_their_gradients_are_autograds(tied, temperature, logits_k
 
 
 @pytest.mark.parametrize("at_once, kept", [(2**24, 2**25), (6 * 5 * 8, 2**25), (1, 2**25), (2**24, 1), (1, 1)])
-def test_attention_is_torchs_own(at_once, kept, monkeypatch):
+def test_attention_is_torchs_own(at_once, kept):
     """Guards against key heads that go to other query heads than theirs, on a GPU, too, a lost scale or bias, and rows
     that are lost where they are computed in pieces, or again."""
-    monkeypatch.setattr(compute, "SCORES_AT_ONCE", at_once)
-    monkeypatch.setattr(compute, "PROBABILITIES_KEPT", kept)
+    in_parts = lambda *given: by_rows(attention, 6 * 5 * 8, at_once, *given, kept=kept)
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(*shape, 4, dtype=torch.float64, generator=generator, requires_grad=True)
                for shape in ((3, 6, 5), (3, 2, 8), (3, 2, 8)))
@@ -211,7 +210,7 @@ def test_attention_is_torchs_own(at_once, kept, monkeypatch):
     upstream = torch.randn(3, 6, 5, 4, dtype=torch.float64, generator=generator)
     usual = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, enable_gqa=True)
     expected = torch.autograd.grad(usual, (q, k, v), upstream)
-    for function in (attention, attention_on_gpu):
+    for function in (in_parts, attention_on_gpu):
         saved = []
         with torch.autograd.graph.saved_tensors_hooks(lambda x: (saved.append(x), x)[1], lambda x: x):
             found = function(q, k, v, bias)

@@ -15,14 +15,14 @@ import countdown_task
 import methods.queries as queries
 import rollout
 from countdown_task import Puzzle, format_reward, roles
-from methods import MITIGATIONS
+from extras import turns
+from methods.registry import CREDIT_FUNCTIONS
 from methods.heads import Critic
 from methods.oracle import oracle
 from methods.values import vineppo
-from plumbing.shared_prompts import logprobs, read_responses
 from plumbing.task_file import graded
 from rollout import Policy, draw_uniforms, respond, seed_of
-from sampler import generate
+from sampler import generate, logprobs_of, read
 from settings import Settings
 from tasks.text import fingerprint
 from tests.fixtures import Pieces
@@ -105,7 +105,7 @@ def test_a_batch_describes_its_own_responses(hashed):
 def test_a_grade_is_a_number_of_any_kind():
     """Guards against ints in a batch, which have no mean, and numbers that are refused for their type."""
     bfloat16 = lambda x: torch.tensor([x], dtype=torch.bfloat16)
-    made = lambda grade, **weights: graded(SimpleNamespace(grade=lambda: grade), weights)
+    made = lambda grade, **weights: graded(grade, weights)
     for kind in (int, bool, float, np.int8, np.bool_, np.float32, np.array, torch.tensor, Fraction, Decimal, bfloat16):
         found = made({"own": kind(1), "answer": kind(0), "format": kind(1), "none": None}, own=2)
         assert {type(x) for x in found.values()} == {float} and math.isnan(found.pop("none"))
@@ -139,9 +139,9 @@ def test_broken_weights_are_one_sentence(policy, monkeypatch):
 @torch.no_grad()
 def alone(reader, model, policy, batch, i, *further):
     """What a reader of sampler.py or methods/queries.py finds about response i, in a batch of its own."""
-    prompts = [policy.prompt(PUZZLES[batch.group[i]])]
-    tokens, mask = batch.tokens[[i]], batch.mask[[i]]  # (1, T) each
-    return read_responses(reader, model, prompts, torch.tensor([0]), tokens, mask, mask, given=further)[0]
+    own = SimpleNamespace(tokens=batch.tokens[[i]], mask=batch.mask[[i]], group=torch.tensor([0]), before=({},),
+                          prompts=[policy.prompt(PUZZLES[batch.group[i]])])
+    return read(model, own, torch.tensor([0]), reader, further)[0]
 
 
 def test_queries_read_each_response_as_if_it_were_alone(policy, random_model):
@@ -153,7 +153,7 @@ def test_queries_read_each_response_as_if_it_were_alone(policy, random_model):
     hide = torch.rand(7, batch.mask.shape[1], generator=torch.Generator().manual_seed(0)) < 0.2
     without = batch.ask.logprob_without(rows, hide)
     for i in range(12):
-        assert_close(batch.ask.reference_logprob[i], alone(logprobs, start_model, policy, batch, i), 1e-4)
+        assert_close(batch.ask.reference_logprob[i], alone(logprobs_of, start_model, policy, batch, i), 1e-4)
     for n, i in enumerate(rows.tolist()):
         expected = alone(queries.logprobs_without, model, policy, batch, i, hide[[n]])  # (T,)
         assert_close(without[n], expected, 1e-4)
@@ -178,7 +178,7 @@ def test_what_a_head_says_on_padding_does_not_count(policy):
     head = SimpleNamespace(read=lambda hidden, mask: hidden[..., 0].where(mask, padding))
     batch = step_batch(policy._replace(heads={"critic": head}))
     assert not batch.mask.all() and not batch.ask.head("critic")[~batch.mask].any()
-    credit = MITIGATIONS["ppo"](batch, gae_lambda=1.0)  # (B, T)
+    credit = CREDIT_FUNCTIONS["ppo"](batch, gae_lambda=1.0)  # (B, T)
     for i, own in enumerate(batch.mask):
         expected = [batch.reward[i].item() - value for value in batch.ask.hidden[i, own, 0].tolist()]
         assert credit[i, own].tolist() == pytest.approx(expected, abs=1e-3)
@@ -223,7 +223,7 @@ def test_continuations_do_not_depend_on_how_many_are_sampled_together(hashed, mo
     """Guards against values that are mixed up between chunks, randomness that depends on a memory setting, and the
     token of another prefix, which the continuations of one would leave out instead."""
     batch, calls, results = step_batch(hashed, 2, 2, 30), [], []
-    monkeypatch.setattr(rollout, "generate", lambda *arguments: (calls.append(arguments), generate(*arguments))[1])
+    monkeypatch.setattr(turns, "generate", lambda *arguments: (calls.append(arguments), generate(*arguments))[1])
     cuts = torch.zeros_like(batch.mask)
     cuts[[0, 0, 0, 1, 3, 3, 3], [1, 7, 20, 3, 0, 12, batch.mask[3].sum() - 1]] = True
     assert batch.mask[cuts].all()
@@ -258,9 +258,9 @@ def test_a_coin_grades_responses_and_continuations(policy):
     assert {1, 2, 3} <= heads <= {0, 1, 2, 3, 4}
 
     def tosses(seeds, steps, n):
-        coins = [policy.for_step(Settings(reward="random", seed=seed), step)
+        coins = [policy._replace(coin=rollout.coin_of(Settings(reward="random", seed=seed), step))
                  for seed, step in itertools.product(range(seeds), range(steps))]
-        return [coin.grade("", PUZZLES[0])["reward"] for coin in coins for _ in range(n)]
+        return [coin.with_reward(coin.task.grade("", PUZZLES[0]))["reward"] for coin in coins for _ in range(n)]
 
     assert tosses(30, 30, 1) == tosses(30, 30, 1)
     for first in (tosses(30, 30, 1), tosses(1, 1, 1000)):

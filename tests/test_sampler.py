@@ -9,6 +9,7 @@ import textwrap
 from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,11 +22,11 @@ from torch import Tensor
 import qwen2_model
 import sampler
 from methods.queries import attention_paid, logprobs_without
-from plumbing import compute, decoding
+from extras.prefixes import read_prefixes
+from plumbing import compute
 from plumbing.compute import distinct_texts, of_like_length
-from plumbing.shared_prompts import logprobs, predicting_states, read_responses
 from qwen2_model import Cache, Qwen2, load_model
-from sampler import Rules, choose, draw, generate
+from sampler import Rules, choose, draw, generate, logprobs_of, read, states_of
 from tests.random_checkpoints import HF, assert_close, both
 
 REAL = 19  # tokens that exist; V - REAL rows of the embedding stand for none
@@ -47,6 +48,11 @@ def random_model(family: str, folder, **options) -> tuple[torch.nn.Module, Qwen2
     model = load_model(folder, dtype=torch.float64)
     model.real_vocab = REAL
     return hf.double(), model
+
+
+def as_batch(tokens: Tensor, mask: Tensor, group: Tensor) -> SimpleNamespace:
+    """What `read` asks of a batch, of responses of one turn."""
+    return SimpleNamespace(tokens=tokens, mask=mask, group=group, prompts=PROMPTS, before=({},) * len(tokens))
 
 
 def walk(log_probs: list[float], u: float) -> int:
@@ -96,16 +102,16 @@ def way(request, monkeypatch):
     if request.param == "row by row":
         monkeypatch.setattr(sampler, "LOGITS_AT_ONCE", {"cpu": 1})
     if request.param == "replayed":
-        monkeypatch.setattr(decoding, "REPLAYED_ON", {"cpu"})
+        monkeypatch.setattr(sampler, "RECORDED_ON", ("cpu",))
 
 
 def windowed(plain: torch.nn.Module, monkeypatch) -> torch.nn.Module:
     """The same weights with the sliding window of transformers; and with the line of docs/extend.md in our model."""
     page = (Path(sampler.__file__).parent / "docs" / "extend.md").read_text(encoding="utf-8")
-    line, behind = re.search(r"\| `(sees &= .*)`, as a line behind `(.*)` in `Cache.mask` ", page).groups()
-    source = textwrap.dedent(inspect.getsource(Cache.mask)).replace(behind, f"{behind}; {line}", 1)
+    line, behind = re.search(r"\| `(sees &= .*)`, as a line behind `(.*)` in `Cache.sees` ", page).groups()
+    source = textwrap.dedent(inspect.getsource(Cache.sees)).replace(behind, f"{behind}; {line}", 1)
     exec(source, names := vars(qwen2_model) | {})
-    monkeypatch.setattr(Cache, "mask", names["mask"])
+    monkeypatch.setattr(Cache, "sees", names["sees"])
     hf = HF["qwen2"][1](HF["qwen2"][0].from_dict(plain.config.to_dict() | {
         "use_sliding_window": True, "sliding_window": 4, "max_window_layers": 0, "layer_types": None})).double()
     hf.load_state_dict(plain.state_dict())
@@ -140,8 +146,7 @@ def test_generate_equals_a_naive_sampler(family, constrained, temperature, greed
     got = torch.stack((s.logprob, s.entropy, s.logit_grad), dim=1)  # (B, 3, T)
     assert got.dtype == torch.float64 and not got.requires_grad
     assert_close(got, torch.stack([F.pad(x, (0, max(lengths) - x.shape[1])) for _, x in expected]), 1e-5)
-    read = read_responses(logprobs, model, PROMPTS, torch.arange(B) // 6, s.tokens, s.mask, s.mask)
-    assert_close(read, s.logprob, 1e-5)
+    assert_close(read(model, as_batch(s.tokens, s.mask, torch.arange(B) // 6), torch.arange(B)), s.logprob, 1e-5)
     assert watched == [(t, sum(n > t for n in lengths) / B) for t in range(1, max(lengths) + 1)]
     assert len(set(lengths)) >= 4 and 0 < s.ended.sum() < B  # they end at different times, and some are cut off
 
@@ -169,6 +174,22 @@ def test_facts_of_tokens_keep_the_digits_of_float32(tmp_path):
     logits, u = torch.tensor([[0.0, -20, -21]]), torch.zeros(1, dtype=torch.float64)
     (_, fine), (_, found) = choose(logits.double(), u), choose(logits, u)
     assert found[0, 2].item() == pytest.approx(fine[0, 2].item(), rel=1e-5) and 0 < fine[0, 2] < 1e-8
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", "llama"])
+def test_prefixes_cut_out_of_longer_texts_are_as_if_read_alone(family, tmp_path):
+    """Guards against a key that is not turned to its new column, turned the wrong way or twice, another row's text, and
+    padding that is seen: the same tokens are drawn, with the same log-probs, in any order of the prompts."""
+    _, model = random_model(family, tmp_path)
+    prompts = [[5, 1, 8, 2, 2, 9, 4], [5, 1, 8], [18, 1, 1], [5], [18, 1, 1, 15, 2], [18, 1], [18, 1, 1], [7], [1, 8]]
+    u, moved = uniforms(18, 6), Rules(read=read_prefixes)
+    for order in (prompts, prompts[::-1], prompts[1:2] * 9, [[4], [4, 4]] * 3):
+        rows = u[: 2 * len(order)]
+        alone, found = (generate(model, order, rows, ENDS, rules) for rules in (Rules(), moved))
+        assert torch.equal(found.tokens, alone.tokens)
+        assert_close(found.logprob, alone.logprob, 1e-12)
+    assert generate(model, prompts, u, ENDS, moved).logprob.abs().max() > 1
 
 
 @given(prompts=st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=5), min_size=1, max_size=12))
@@ -206,22 +227,21 @@ def test_states_attention_and_hidden_tokens_equal_transformers(family, options, 
     tokens = torch.randint(REAL, mask.shape, generator=torch.Generator().manual_seed(0))  # in the padding, too
     hide = torch.rand(mask.shape, generator=torch.Generator().manual_seed(1)) < 0.4
     hide[0, 0] = True
-    asked = (model, PROMPTS, puzzle, tokens, mask, mask)
-    attention = read_responses(partial(attention_paid, 8), *asked)  # (B, T, T)
-    states = read_responses(predicting_states, *asked)  # (B, T, D)
-    without = read_responses(logprobs_without, *asked, given=[hide])  # (B, T)
-    assert (without - read_responses(logprobs, *asked)).abs().max() > 0.1
+    asked = partial(read, model, as_batch(tokens, mask, puzzle), torch.arange(4))
+    attention, states = asked(partial(attention_paid, T=8)), asked(states_of)  # (B, T, T), (B, T, D)
+    without = asked(logprobs_without, [hide])  # (B, T)
+    assert (without - asked(logprobs_of)).abs().max() > 0.1
     for i, L in enumerate(mask.sum(1).tolist()):
         prompt = PROMPTS[puzzle[i]]
         P, row = len(prompt), torch.tensor([prompt + tokens[i, :L].tolist()])
-        read = hf(row, output_attentions=True, output_hidden_states=True)
-        assert_close(states[i, :L], read.hidden_states[-1][0, P - 1 : -1], 1e-5)
-        assert_close(attention[i, :L, :L], read.attentions[-1][0].mean(0)[P - 1 : -1, P:].tril(-1), 1e-5)  # (L, L)
+        found = hf(row, output_attentions=True, output_hidden_states=True)
+        assert_close(states[i, :L], found.hidden_states[-1][0, P - 1 : -1], 1e-5)
+        assert_close(attention[i, :L, :L], found.attentions[-1][0].mean(0)[P - 1 : -1, P:].tril(-1), 1e-5)  # (L, L)
         hidden = F.pad(hide[i, :L], (P, 0))  # (P + L,)
         blocked = (hidden & ~torch.eye(P + L, dtype=bool)) | torch.ones(P + L, P + L, dtype=bool).triu(1)
         bias = torch.zeros(1, 1, P + L, P + L, dtype=torch.float64).masked_fill(blocked, -1e300)
         logits = hf(row, attention_mask=bias, position_ids=torch.arange(P + L)[None]).logits[0, P - 1 : -1, :REAL]
         assert_close(without[i, :L], logits.log_softmax(-1)[torch.arange(L), tokens[i, :L]], 1e-5)
-    short = read_responses(partial(attention_paid, 1), model, PROMPTS, puzzle, tokens[:, :1], mask[:, :1], mask[:, :1])
+    short = read(model, as_batch(tokens[:, :1], mask[:, :1], puzzle), torch.arange(4), partial(attention_paid, T=1))
     assert short.tolist() == [[[0.0]]] * 4
     assert attention[0].count_nonzero() == 15  # of tokens 1 to 5 to the ones before them

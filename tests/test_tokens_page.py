@@ -47,11 +47,11 @@ def page(tmp_path):
 
 
 def read_page(file):
-    """What the page knows, and its columns (N,): numbers of texts, credit, log p, ||onehot - p||, entropy, and more."""
+    """What the page knows, and its columns (N,): numbers of texts, then known["measures"]."""
     text = file.read_text(encoding="utf-8")
     known = json.loads(re.search('id="known">(.*?)</script>', text)[1])
     data, N = base64.b64decode(re.search('id="data">(.*?)</script>', text)[1]), sum(known["lengths"])
-    assert len(data) == (4 + 2 * len(known["units"])) * N and len(known["units"]) == 4 + len(known["own"])
+    assert len(data) == (4 + 2 * len(known["units"])) * N and len(known["units"]) == len(known["measures"])
     parts = np.frombuffer(data[4 * N :], "<f2").reshape(-1, N).astype(float)
     return known, [np.frombuffer(data[: 4 * N], "<u4"), *(unit * part for unit, part in zip(known["units"], parts))]
 
@@ -62,9 +62,10 @@ def test_the_page_holds_the_whole_run(page):
     known, (number, *facts) = read_page(file)
     texts = [known["texts"][i].encode("latin-1") for i in number]
     assert texts == [part for row in rows for part in row] and known["lengths"] == list(map(len, rows))
-    assert known["own"] == ["mine"]
-    for column, name in zip(facts, ("credit", "logprob", "logit_grad", "entropy", "mine"), strict=True):
-        np.testing.assert_allclose(column, log[name], rtol=1e-3, atol=1e-7)
+    logged = {"log p": "logprob"}  # by another name
+    for column, name in zip(facts, known["measures"], strict=True):
+        np.testing.assert_allclose(column, log[logged.get(name, name)], rtol=1e-3, atol=1e-7)
+    assert known["measures"] == ["gradient", "credit", "contribution", "entropy", "log p", "mine"]
     assert known["steps"] == [1, 1, 1, 2, 2, 2]
     puzzles = [name.partition("Puzzle: ")[2] for name in known["names"]]
     assert puzzles == [f"<u>{text}</u> & step" for text in WRITTEN] * 2

@@ -25,14 +25,15 @@ import torch
 from safetensors.torch import load_file
 
 import countdown_task
+import grpo
+import sampler
 import start
 import train
 from countdown_task import generate_puzzles, split
 from grpo import ADVANTAGES, KL_GRADIENTS, LOSS_NORMS, LOSSES, SHAPINGS, compare, update
-from methods import MITIGATIONS
 from methods.heads import HEADS, Critic
 from methods.queries import Queries
-from mitigations import grpo
+from methods.registry import CREDIT_FUNCTIONS
 from plumbing import launch, run_folder
 from plumbing.checks import required
 from plumbing.files import read_json
@@ -222,11 +223,21 @@ def test_how_many_responses_are_evaluated_at_once_changes_nothing(monkeypatch):
     monkeypatch.setattr(train, "respond", lambda *args: (widths.append(len(args[3])), sample(*args))[1])
     wide = train.evaluate(policy, puzzles, 2, s)
     greedy = train.evaluate(policy, GENERATE(12, "heldout"), 2, replace(s, eval_greedy=True))
-    monkeypatch.setattr(launch, "EVALUATION_BYTES", 0)
+    monkeypatch.setattr(sampler, "ROOM_BYTES", {False: 0})
     assert np.array_equal(wide, train.evaluate(policy, puzzles, 2, s))
     assert widths == [18, 24, 4, 4, 4, 4, 2]
     assert wide.shape == (9, 2) and (wide[:, 0] != wide[:, 1]).any()
     assert (greedy[:, 0] == greedy[:, 1]).all()
+
+
+@pytest.mark.parametrize("warmup, decay, shares", [
+    (2, False, [1 / 2, 1, 1, 1, 1]), (0, True, [1, 4 / 5, 3 / 5, 2 / 5, 1 / 5]),
+    (2, True, [1 / 2, 1, 3 / 4, 2 / 4, 1 / 4]), (5, True, [1 / 5, 2 / 5, 3 / 5, 4 / 5, 1])])
+def test_the_learning_rate_by_hand(warmup, decay, shares):
+    """Guards against a step of rate 0, the first one or the last, and a rate that never reaches --lr."""
+    s = SimpleNamespace(lr=3e-4, warmup_steps=warmup, linear_decay=decay, steps=5)
+    assert [train.learning_rate(s, step) for step in range(1, 6)] == pytest.approx([3e-4 * share for share in shares])
+
 
 
 # ------------------------------------------------------------------------------------------- every credit function
@@ -242,7 +253,7 @@ def everything():
 
 
 @pytest.mark.parametrize("name, options", [
-    *((name, {"k": 2} if name == "oracle" else {}) for name in MITIGATIONS), ("first_error", {"solver": True}),
+    *((name, {"k": 2} if name == "oracle" else {}) for name in CREDIT_FUNCTIONS), ("first_error", {"solver": True}),
     ("reward_decomposition", {"stepwise": True}), ("vineppo", {"cuts": "uncertain"}),
     ("inverted", {"of": "causal_ablation"}), ("vineppo", {"k": 2, "bfloat16": True})], ids=str)
 def test_every_method_trains_on_what_it_needs_and_its_trial_leaves_no_trace(name, options, everything):
@@ -252,9 +263,9 @@ def test_every_method_trains_on_what_it_needs_and_its_trial_leaves_no_trace(name
     if options.pop("bfloat16", False):
         policy = start.load_policy(Settings(dtype="bfloat16"), countdown_task, (*HEADS, "reference"))
         optimizer = Optimizer(policy.model, 1e-3)
-    needs, s = required(MITIGATIONS[name], options), Settings(mitigation=name, questions=2, responses=3, max_new_tokens=80)
+    needs, s = required(CREDIT_FUNCTIONS[name], options), Settings(mitigation=name, questions=2, responses=3, max_new_tokens=80)
     noise, drawn = lambda: [float(torch.rand(())), np.random.random(), random.random()], []
-    noisy = lambda batch: drawn.append(noise()) or MITIGATIONS[name](batch, **options)
+    noisy = lambda batch: drawn.append(noise()) or CREDIT_FUNCTIONS[name](batch, **options)
     mine = policy._replace(heads={head: policy.heads[head] for head in HEADS if head in needs},
                            reference=policy.reference if "reference" in needs else None)
     both = torch.nn.ModuleList((policy.model, *policy.heads.values()))
@@ -268,7 +279,7 @@ def test_every_method_trains_on_what_it_needs_and_its_trial_leaves_no_trace(name
     assert all(p.grad is None and p.requires_grad for p in (*both.parameters(), *optimizer.master.values()))
     own = copy.copy(batch)
     own.ask, own.log = Queries(mine, own, s, step=1), {}
-    assert MITIGATIONS[name](own, **options).isfinite().all()
+    assert CREDIT_FUNCTIONS[name](own, **options).isfinite().all()
 
 
 def test_a_reference_is_loaded_only_where_it_is_needed():
@@ -371,13 +382,13 @@ def collecting(value):
 @pytest.mark.parametrize("place, name, stand_in, said", [
     *((place, name, remembering(place[name]), f"--{flag} {name} gives another answer to the same question")
       for flag, place, name in (
-          ("shaping", SHAPINGS, "overlong"), ("advantage", ADVANTAGES, "rloo"), ("mitigation", MITIGATIONS, "none"),
+          ("shaping", SHAPINGS, "overlong"), ("advantage", ADVANTAGES, "rloo"), ("mitigation", CREDIT_FUNCTIONS, "none"),
           ("loss", LOSSES, "ppo"), ("loss_norm", LOSS_NORMS, "token"), ("kl_gradient", KL_GRADIENTS, "k3"))),
-    *((MITIGATIONS, "none", function, "--mitigation none gives another answer to the same question") for function in (
+    *((CREDIT_FUNCTIONS, "none", function, "--mitigation none gives another answer to the same question") for function in (
         remembering(lambda batch: batch.entropy), collecting(lambda batch, seen: [x not in seen for x in batch.text]),
         collecting(lambda batch, seen: max(x for x in [*seen, *batch.reward.tolist()] if type(x) is float)))),
     (ADVANTAGES, "grpo", lambda r, s: r + np.random.default_rng().random(), "a generator of its own"),
-    (MITIGATIONS, "none", lambda batch: batch.grades["letters"][:, None],
+    (CREDIT_FUNCTIONS, "none", lambda batch: batch.grades["letters"][:, None],
      "batch.grades has no letters: the grade of this task returns answer, format, reward"),
     (ADVANTAGES, "grpo", lambda r, s: r - r.mean(1), "--advantage grpo fails on 3 responses to each of 2 puzzles"),
     *((ADVANTAGES, "grpo", lambda r, s, base=base: r - base(r), f"--advantage grpo {ANOTHER}")
@@ -409,7 +420,7 @@ def test_a_mistake_is_seen_before_the_run_begins(place, name, stand_in, said, ev
     s = Settings(questions=8, shaping="overlong", advantage="rloo" if name == "rloo" else "grpo")
     policy = everything[0]._replace(heads={"critic": everything[0].heads["critic"]}, reference=None)
     with pytest.raises((ValueError, FloatingPointError), match=said) if said else nullcontext():
-        start.try_step(policy, everything[1], GENERATE(4096, "train"), s, MITIGATIONS["none"])
+        start.try_step(policy, everything[1], GENERATE(4096, "train"), s, CREDIT_FUNCTIONS["none"])
 
 
 class RunningMean(torch.nn.Module):
@@ -432,7 +443,7 @@ def test_the_memory_of_a_head_begins_with_the_run_and_is_resumed(quick, tmp_path
     monkeypatch.setattr(countdown_task, "grade", lambda *_: {"answer": 1, "format": 0})
     monkeypatch.setitem(HEADS, "running", RunningMean)
     less = lambda batch: batch.reward[:, None] - batch.ask.head("running")
-    monkeypatch.setitem(MITIGATIONS, "none", replace(grpo, function=less, needs=("running",)))
+    monkeypatch.setitem(CREDIT_FUNCTIONS, "none", replace(CREDIT_FUNCTIONS["none"], function=less, needs=("running",)))
     flags = [*TINY, "--reward_weights", "answer=-1", "--out", tmp_path / "r"]
     run(*flags, "--steps", 2)
     run("--resume", tmp_path / "r", "--steps", 4)
@@ -491,7 +502,7 @@ def undisturbed(tmp_path_factory):
 @pytest.mark.parametrize("number, owner, name, step, kept", [
     ("SIGINT", train, "rollout", 3, 2), ("SIGTERM", train, "rollout", 1, 0), ("SIGTERM", train, "update", 3, 3),
     ("SIGHUP", Optimizer, "round_into_model", 3, 3), ("SIGTERM", run_folder, "append_row", 4, 4),
-    ("SIGTERM", Critic, "learn", 3, 3), ("SIGINT", torch.nn.utils, "clip_grad_norm_", 3, 3),
+    ("SIGTERM", Critic, "learn", 3, 3), ("SIGINT", grpo, "clip_grad_norm_", 3, 3),
     ("SIGINT", train, "measure_heldout", 4, 4)])
 def test_a_run_that_is_stopped_resumes_after_its_last_whole_step(number, owner, name, step, kept, quick, undisturbed,
                                                                  interruptible, tmp_path, monkeypatch):
@@ -523,7 +534,7 @@ def test_a_run_is_resumed_with_less_memory_and_says_so(quick, tmp_path, capsys, 
     for folder in (one, two):
         run(*SMALL, "--steps", 2, "--mitigation", "ppo", "--out", folder)
     changes = {"steps": [2, 4], "eval_every": [25, 3], "pass_at": [0, 2], "checkpoint_every": [0, 4],
-               "micro_batch": [16, 1], "checkpoint_activations": [False, True], "optimizer_device": ["", "cpu"]}
+               "micro_batch": [24, 1], "checkpoint_activations": [False, True], "optimizer_device": ["", "cpu"]}
     less = [f"--{name}={new}" for name, (_, new) in changes.items()] + ["--device", "cpu"]
     assert "takes no --lr, only" in refusal(train, "--resume", two, *less, "--lr", 1)
     run("--resume", two, *less)
@@ -538,6 +549,30 @@ def test_a_run_is_resumed_with_less_memory_and_says_so(quick, tmp_path, capsys, 
         a, b = (credit_log(folder, step) for folder in (one, two))
         assert np.array_equal(a["token"], b["token"])
         np.testing.assert_allclose(a["credit"], b["credit"], atol=1e-4)
+
+
+def test_a_run_of_an_older_version_is_resumed(quick, tmp_path):
+    """Which has a setting that is gone, and lacks columns of metrics.csv: they begin with the next step."""
+    one, old = tmp_path / "one", tmp_path / "old"
+    for folder in (one, old):
+        run(*SMALL, "--steps", 2, "--out", folder)
+    config = read_json(old / "config.json")
+    config["settings"]["reading"] = "shared"
+    (old / "config.json").write_text(json.dumps(config))
+    lines = [line.split(",")[:-3] for line in (old / "metrics.csv").read_text().splitlines()]
+    assert COLUMNS[-3:] == ["gradient_filler", "gradient_reasoning", "gradient_structure"]
+    (old / "metrics.csv").write_text("".join(",".join(line) + "\n" for line in lines), newline="")
+    state = torch.load(old / "state.pt", weights_only=True)
+    state["lengths"]["metrics.csv"] = (old / "metrics.csv").stat().st_size
+    torch.save(state, old / "state.pt")
+    for folder in (one, old):
+        run("--resume", folder, "--steps", 3)
+    known, found = (read_metrics(folder) for folder in (one, old))
+    for name in COLUMNS:
+        if name not in ("seconds", "tokens_per_second"):
+            added = name in COLUMNS[-3:]
+            assert np.isnan(found[name][: 3 * added]).all()
+            np.testing.assert_array_equal(found[name][3 * added :], known[name][3 * added :])
 
 
 def test_what_a_run_rests_on_may_move(quick, tmp_path, monkeypatch, refusal):
@@ -669,7 +704,7 @@ BUGS = {"FileNotFoundError": "open('nowhere')", "JSONDecodeError": "json.loads('
 @pytest.mark.parametrize("kind, owner, name", [(kind, *place) for kind, place in zip(cycle(BUGS), [
     *((countdown_task, name) for name in ("load", "prompt", "grade", "roles", "key", "show")), (guess_task, "reply"),
     (SHAPINGS, "none"), (ADVANTAGES, "grpo"), (LOSSES, "ppo"), (LOSS_NORMS, "token"), (KL_GRADIENTS, "k3"),
-    (MITIGATIONS, "ppo"), (HEADS, "critic"), (Critic, "read"), (Critic, "learn"), (None, "on_step")])])
+    (CREDIT_FUNCTIONS, "ppo"), (HEADS, "critic"), (Critic, "read"), (Critic, "learn"), (None, "on_step")])])
 def test_an_error_in_somebody_s_function_has_its_place(kind, owner, name, tmp_path, monkeypatch, refusal):
     """Whoever calls it, and whatever it raises: also what a library does, and a pipe that is not the terminal's."""
     file = tmp_path / "of_mine.py"
@@ -677,7 +712,7 @@ def test_an_error_in_somebody_s_function_has_its_place(kind, owner, name, tmp_pa
     broken = runpy.run_path(file)["broken"]
     monkeypatch.setitem(sys.modules, "of_mine", SimpleNamespace(broken=broken))
     if isinstance(owner, dict):
-        mine = replace(grpo, function=lambda batch: broken()) if owner is MITIGATIONS else broken
+        mine = replace(CREDIT_FUNCTIONS["none"], function=lambda batch: broken()) if owner is CREDIT_FUNCTIONS else broken
         monkeypatch.setitem(owner, name, mine)
     elif owner:
         monkeypatch.setattr(owner, name, broken, raising=False)
@@ -694,13 +729,13 @@ def test_a_run_that_fails_ends_in_one_sentence(quick, tmp_path, monkeypatch, ref
         patch.setattr(start, "try_step", Mock(side_effect=KeyboardInterrupt))
         assert "interrupted before training began" in refusal(train, *TINY, "--out", tmp_path / "runs" / "r")
         assert not [*tmp_path.iterdir()]
-    late = lambda batch: grpo(batch) / (batch.mask.shape[1] <= 8)
+    late = lambda batch: batch.advantage[:, None] * batch.mask / (batch.mask.shape[1] <= 8)
     new = lambda batch: batch.log.update({"new": batch.entropy} if batch.mask.shape[1] > 8 else {}) or batch.logprob
     old = lambda batch: batch.log.update({"old": batch.entropy} if batch.mask.shape[1] <= 8 else {}) or batch.logprob
     for function, said in ((late, str(tmp_path / "late")), (new, "batch.log has new in step 1, unlike in the trial"),
                            (old, "batch.log lacks old in step 1, unlike in the trial")):
         with monkeypatch.context() as patch:
-            patch.setitem(MITIGATIONS, "none", replace(grpo, function=function))
+            patch.setitem(CREDIT_FUNCTIONS, "none", replace(CREDIT_FUNCTIONS["none"], function=function))
             assert said in refusal(train, *TINY, "--max_new_tokens", 80, "--out", tmp_path / "late")
             shutil.rmtree(tmp_path / "late")
     message = refusal(train, *SMALL, "--steps", 3, "--lr", 1e9, "--out", tmp_path / "lr")

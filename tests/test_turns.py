@@ -11,18 +11,17 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import analyze
-from extras.turns import decode, play, texts_without, with_replies
-from grpo import READINGS, compare, shape_reward, update
-from methods import MITIGATIONS
+from extras.turns import decode, play, texts_without
+from grpo import compare, instrument, shape_reward, update
+from methods.registry import CREDIT_FUNCTIONS
 from methods.queries import Queries, logprobs_without
 from methods.turns import turn_baseline, turn_mean, turn_vine
 from plumbing.launch import MODELS
 from plumbing.metrics import log_columns, sampling_cost, tokens_reread, turn_of
 from plumbing.optimizer import Optimizer
-from plumbing.shared_prompts import logprobs, read_responses
 from plumbing.task_file import load_puzzles
 from rollout import rollout
-from sampler import Rules
+from sampler import Rules, logprobs_of, read
 from settings import Settings
 from start import load_policy
 from tasks import guess_task
@@ -71,13 +70,13 @@ def test_episodes_equal_transformers(fifty):
     again for each turn that lacks a prompt, what was sampled, or a reply."""
     policy, batch, _ = fifty
     hf = AutoModelForCausalLM.from_pretrained(GUESS, dtype=torch.float32, attn_implementation="eager").eval()
-    read, hidden, attention = batch.ask.read(logprobs, policy.model), batch.ask.hidden, batch.ask.attention
+    again, hidden, attention = batch.ask.read(logprobs_of, policy.model), batch.ask.hidden, batch.ask.attention
     for i, (reply_text, spans) in enumerate(zip(batch.text, batch.spans)):
         text, places = whole(policy, batch, i)
         L, predicts = len(places), [place - 1 for place in places]
         out = hf(torch.tensor([text]), output_hidden_states=True, output_attentions=True)
         logprob = out.logits[0].log_softmax(-1)[predicts, [text[place] for place in places]]  # (L,)
-        for found in (batch.logprob, read):
+        for found in (batch.logprob, again):
             torch.testing.assert_close(found[i, :L], logprob, atol=1e-5, rtol=0)
         torch.testing.assert_close(hidden[i, :L], out.hidden_states[-1][0, predicts], atol=1e-4, rtol=0)
         paid = out.attentions[-1][0].mean(0)[predicts][:, places].tril(-1)  # (L, L)
@@ -107,8 +106,7 @@ def test_a_reply_cuts_the_text_wherever_it_stands(policy):
     assert "".join(text[a:b] for a, b in spans) == pieces[0] + pieces[2]
 
 
-@pytest.mark.parametrize("reading", READINGS)
-def test_an_update_on_episodes_equals_plain_autograd(reading, fifty):
+def test_an_update_on_episodes_equals_plain_autograd(fifty):
     """Each episode is read alone, as one text. Guards against a gradient of what the environment said, replies of
     another episode, and a response that is left out because its first token has no credit."""
     policy, batch, s = fifty
@@ -116,7 +114,7 @@ def test_an_update_on_episodes_equals_plain_autograd(reading, fifty):
     credit, N = torch.randn(batch.mask.shape, generator=torch.Generator().manual_seed(0)) * batch.mask, batch.mask.sum()
     credit[::3] = credit[:, 0] = 0
     used = credit.any(1).nonzero()[:, 0].tolist()
-    row = update(policy, Optimizer(policy.model, 0.0), batch, credit, replace(s, reading=reading))
+    row = update(policy, Optimizer(policy.model, 0.0), batch, credit, s)
     found, loss, texts = [p.grad.clone() for p in policy.model.parameters()], 0.0, 0
     policy.model.zero_grad()
     for i in used:
@@ -128,7 +126,7 @@ def test_an_update_on_episodes_equals_plain_autograd(reading, fifty):
     for gradient, p in zip(found, policy.model.parameters()):
         torch.testing.assert_close(gradient, p.grad, rtol=1e-3, atol=1e-5)
     assert row["loss"] == pytest.approx(-credit.sum().item() / N.item(), abs=1e-5)
-    assert row["tokens_updated"] == texts + (len(used) if reading == "plain" else 13) * len(batch.prompts[0])
+    assert row["tokens_updated"] == texts + 13 * len(batch.prompts[0])
 
 
 def test_replies_count_in_the_punishment_of_long_episodes():
@@ -188,12 +186,12 @@ def test_episodes_equal_a_loop_over_single_responses(excluding, random_model):
         assert found.before[row] == before and found.ended[row] == ended
         reasons += [f"{len(before)} replies", ended]
     assert {"no room", True, False, "0 replies", "3 replies"} <= {*reasons}
-    group, T, read = torch.arange(B) // 8, found.mask.shape[1], with_replies(found.tokens, found.mask, found.before)
-    logprob = read_responses(logprobs, model, prompts, group, *read, found.mask)
+    batch, rows = SimpleNamespace(**found._asdict(), group=torch.arange(B) // 8, prompts=prompts), torch.arange(B)
+    logprob = read(model, batch, rows)
     torch.testing.assert_close(logprob, found.logprob, atol=1e-9, rtol=0)
     hide = torch.zeros_like(found.mask)
     hide[:, 0] = True
-    without = read_responses(logprobs_without, model, prompts, group, *read, found.mask, [hide])
+    without = read(model, batch, rows, logprobs_without, [hide])
     assert (without - logprob)[:, 0].abs().max() < 1e-9 < 1e-3 < (without - logprob)[found.mask].abs().max()
 
 
@@ -252,7 +250,7 @@ def test_turns_read_their_own_prompt_again():
 def test_the_credit_of_a_turn_is_the_sum_of_its_tokens():
     credit = torch.tensor([[1.0, 2, 4, 0], [1, 2, 4, 8], [1, 2, 6, 0], [0, 1, 2, 3]])
     batch = hand_made(entropy=credit, normalize="none")  # entropy_ratio's weights follow the entropy
-    of = MITIGATIONS["entropy_ratio"](batch)
+    of = CREDIT_FUNCTIONS["entropy_ratio"](batch)
     found = turn_mean(batch)
     for i, bounds in enumerate([(0, 1, 3), (0, 2, 3, 4), (0, 3), (0, 2, 4)]):
         for a, b in pairwise(bounds):
@@ -344,7 +342,7 @@ def test_hostile_replies_are_characters_or_end_the_response(said):
 def test_the_credit_log_has_turns_and_replies(fifty):
     """Guards against a reply at another response or place, and columns in a task of single turns."""
     _, batch, _ = fifty
-    log = log_columns(1, batch, batch.mask.float())
+    log = log_columns(1, batch, instrument(batch, batch.mask.float(), Settings()))
     found = [dict() for _ in batch.before]
     for i, t, token in zip(log["reply_response"], log["reply_position"], log["reply_token"]):
         found[i].setdefault(int(t), []).append(int(token))
@@ -353,7 +351,7 @@ def test_the_credit_log_has_turns_and_replies(fifty):
         assert turn == sum(column <= t for column in batch.before[i])
     assert [str(log[name].dtype) for name in ("turn", "reply_position", "reply_token")] == ["uint16", "uint16", "int32"]
     without = SimpleNamespace(**{key: value for key, value in vars(guess_task).items() if key != "reply"})
-    single = log_columns(1, replace(batch, task=without), batch.mask.float())
+    single = log_columns(1, replace(batch, task=without), instrument(batch, batch.mask.float(), Settings()))
     assert sorted(set(log) - set(single)) == ["reply_position", "reply_response", "reply_token", "turn"]
 
 

@@ -11,7 +11,7 @@ import torch
 
 import countdown_task
 from grpo import LOSS_NORMS, LOSSES, compare, update
-from methods import MITIGATIONS
+from methods.registry import CREDIT_FUNCTIONS
 from plumbing.optimizer import Optimizer
 from qwen2_model import Qwen2, from_checkpoint, parse_config, to_checkpoint
 from rollout import Policy, decode_and_grade, token_batch
@@ -49,12 +49,12 @@ def by_code(weights):
     samples = generate(model, [prompt], uniforms, [0])
     batch = token_batch(policy, [puzzle], [prompt], decode_and_grade(policy, [puzzle], samples), SETTINGS)
     batch.advantage = compare(batch, "grpo")
-    credit, share = MITIGATIONS["none"](batch), LOSS_NORMS["token"](batch.mask, SETTINGS)  # (B, T) each
+    credit, share = CREDIT_FUNCTIONS["none"](batch), LOSS_NORMS["token"](batch.mask, SETTINGS)  # (B, T) each
     p = model(torch.tensor([prompt]))[0, -1].softmax(0)  # (V,)
     yield from {"weights": to_checkpoint(model.state_dict(), CONFIG), "prompt": prompt, "first token: p": p,
                 "first token: cumulative p": p.cumsum(0), "random numbers": uniforms, "tokens": batch.tokens,
                 "logprob": batch.logprob, "text": batch.text, "reward": batch.reward, "advantage": batch.advantage,
-                "credit by outcome_conditional": MITIGATIONS["outcome_conditional"](batch), "credit": credit,
+                "credit by outcome_conditional": CREDIT_FUNCTIONS["outcome_conditional"](batch), "credit": credit,
                 "share": share}.items()
     times, logprob = [], plain_logprobs(model, [prompt] * 2, batch.tokens, batch.mask)  # (B, T)
     for k in (1, 2):

@@ -20,13 +20,13 @@ import countdown_task
 from grpo import compare
 from lab.heads import FITTED, LIMIT, credit_gradients, find_heads, fitted_methods, sample
 from lab.statistics import cell, jackknife
-from methods import MITIGATIONS
+from methods.registry import CREDIT_FUNCTIONS
 from mitigations import CreditFunction
 from plumbing.checks import required
 from plumbing.files import require
 from plumbing.flags import new_parser
 from plumbing.launch import BUNDLED, check_lengths, lacking
-from plumbing.progress import follow, one_sentence
+from plumbing.terminal import follow, one_sentence
 from plumbing.report import Table
 from rollout import TokenBatch
 from settings import Settings
@@ -60,7 +60,7 @@ def choose(words: list[str]) -> tuple[dict[str, CreditFunction], str, tuple[str,
     found = parse_flags(words)
     if not words:
         return fitted_methods(countdown_task), found.settings.advantage, FITTED
-    method, name = MITIGATIONS[found.settings.mitigation], " ".join(words).removeprefix("--mitigation ")
+    method, name = CREDIT_FUNCTIONS[found.settings.mitigation], " ".join(words).removeprefix("--mitigation ")
     needs = required(method, found.hyper_parameters)
     missing = lacking(needs, countdown_task, FITTED)
     require(not missing, f"{method.name} needs {', '.join(missing)}, which is not fitted here")

@@ -12,7 +12,7 @@ import grpo
 import start
 from lab import heads, statistics
 from lab.gradients import measure
-from methods import MITIGATIONS
+from methods.registry import CREDIT_FUNCTIONS
 from methods.heads import HEADS, Critic, Importance
 from plumbing.optimizer import Optimizer
 from plumbing.run_folder import copy_tokenizer
@@ -57,7 +57,7 @@ def test_the_table_of_methods_by_definition():
 def test_method_gradients_are_what_training_applies(tokenizer, random_model, exact, monkeypatch):
     """Guards against another normalizer than training's, a prompt of another puzzle, and a policy gradient that is not
     the one of r - the others' mean."""
-    few, s = {name: MITIGATIONS[name] for name in ("none", "random")}, Settings(responses=3, max_grad_norm=math.inf)
+    few, s = {name: CREDIT_FUNCTIONS[name] for name in ("none", "random")}, Settings(responses=3, max_grad_norm=math.inf)
     monkeypatch.setattr(heads, "LIMIT", 9)
     random_model.real_vocab = tokenizer.size
     policy = Policy(random_model, tokenizer, countdown_task)
@@ -84,8 +84,8 @@ def test_method_gradients_are_what_training_applies(tokenizer, random_model, exa
 
 def test_methods_without_their_heads_or_task_are_left_out():
     """Guards against a head that nobody fits, and the truth as a method beside itself."""
-    assert MITIGATIONS.keys() - heads.fitted_methods(countdown_task) == {"oracle", "ppo_process"}
-    assert MITIGATIONS.keys() - heads.fitted_methods(countdown_task, HEADS) == {"oracle"}
+    assert CREDIT_FUNCTIONS.keys() - heads.fitted_methods(countdown_task) == {"oracle", "ppo_process"}
+    assert CREDIT_FUNCTIONS.keys() - heads.fitted_methods(countdown_task, HEADS) == {"oracle"}
     assert not {"ppo", "learned_importance"} & heads.fitted_methods(countdown_task, ()).keys()
     assert "causal_ablation" not in heads.fitted_methods(latin_task)
 
@@ -98,7 +98,7 @@ def test_the_whole_command(tokenizer, random_model, tmp_path, monkeypatch, run_p
                         "CRITIC_BATCHES": 3}.items():
         for module in (heads, measure, statistics):
             monkeypatch.setattr(module, name, value, raising=False)
-    two = {name: MITIGATIONS[name] for name in ("none", "ppo")}
+    two = {name: CREDIT_FUNCTIONS[name] for name in ("none", "ppo")}
     monkeypatch.setattr(measure, "fitted_methods", lambda task: two)
     monkeypatch.setattr(countdown_task, "grade", lambda text, puzzle: {
         "answer": float(sum(map(ord, text)) % 3 == 0), "format": 0.5 * (len(text) % 3)})

@@ -22,7 +22,7 @@ from tokenizers import AddedToken
 from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
 
 from plumbing.flags import new_parser
-from plumbing.progress import fail, one_sentence
+from plumbing.terminal import fail, one_sentence
 
 try:
     from gguf import GGUFReader

@@ -21,11 +21,11 @@ from lab import arms
 from lab.gradients.measure import measure
 from lab.screen import bounds
 from lab.statistics import points
-from methods import MITIGATIONS
+from methods.registry import CREDIT_FUNCTIONS
 from plumbing.comparison import Group
 from plumbing.files import require
 from plumbing.flags import Arguments, changed, new_parser
-from plumbing.progress import clock, one_sentence
+from plumbing.terminal import clock, one_sentence
 from plumbing.report import Estimate, Table, new_figure, student
 from plumbing.runs import read_metrics
 from settings import Settings
@@ -108,7 +108,7 @@ def check(words: list[str], folder: Path) -> Arguments:
     found = parse_flags(["--mitigation", *words])
     other = [f"--{name}" for name in FIXED if getattr(found.settings, name) != getattr(Settings(), name)]
     require(not other, f"{', '.join(other)} would differ from the runs of RLOO that it is compared with")
-    source, file = inspect.getsource(MITIGATIONS[words[0]].function), folder / "function.txt"
+    source, file = inspect.getsource(CREDIT_FUNCTIONS[words[0]].function), folder / "function.txt"
     require(not file.is_file() or file.read_text(encoding="utf-8") == source, f"{words[0]} was changed since its runs: "
             f"give it another name, or remove {folder}*, and its rows from {ROOM.folder}/runs.csv")
     folder.mkdir(parents=True, exist_ok=True)
@@ -154,7 +154,7 @@ def compare(step: dict, again: Group, rloo: Group) -> str:
 
 def control_words(found: Arguments) -> str:
     """The function's credit in random order, with its hyper-parameters and settings."""
-    method = MITIGATIONS[found.settings.mitigation]
+    method = CREDIT_FUNCTIONS[found.settings.mitigation]
     other = changed(found.settings, Settings(mitigation=method.name), found.hyper_parameters, method)
     of = ":".join([method.name, *(f"{name}={other.pop(name)}" for name in method.parameters if name in other)])
     return " ".join(["shuffled --of", shlex.quote(of), *(f"--{name} {value}" for name, value in other.items())])

@@ -25,12 +25,12 @@ from typing import Any, Callable
 import numpy as np
 import torch
 
-from extras.turns import replies
-from grpo import compare
+from extras import turns
+from grpo import compare, instrument
 from lab.heads import find_heads, fitted_methods
 from lab.picture import draw
 from lab.truth.scoring import all_scores, score_tables
-from methods import MITIGATIONS
+from methods.registry import CREDIT_FUNCTIONS
 from methods.oracle import SURE
 from methods.queries import ROWS_AT_ONCE, Queries
 from plumbing.checks import check_pure
@@ -38,9 +38,9 @@ from plumbing.files import read_arrays, replace_file, require
 from plumbing.flags import check_range, new_parser
 from plumbing.launch import check, check_lengths, with_model
 from plumbing.metrics import log_columns
-from plumbing.progress import follow, one_sentence
+from plumbing.terminal import follow, one_sentence
 from plumbing.report import Table
-from rollout import Begun, Policy, TokenBatch, draw_uniforms, respond, seed_of, token_batch
+from rollout import Policy, TokenBatch, draw_uniforms, respond, seed_of, token_batch
 from sampler import Rules
 from settings import Settings
 from start import CHOICES, load_policy
@@ -88,14 +88,14 @@ def roll(policy: Policy, puzzles: list, truth: dict, rows: np.ndarray, packets: 
     position = truth["position"][token].astype(int)  # (m,)
     asked, begun = [puzzles[q] for q in truth["group"][token]], [truth["token"][i - t : i].tolist()
                                                                  for i, t in zip(token, position)]  # m each
-    begun = [Begun(own, replies(policy, puzzle, own)) for puzzle, own in zip(asked, begun)]  # m
-    left = limit - np.array([len(own.read) for own in begun])  # (m,)
+    begun = [turns.begun_with(policy, puzzle, tokens) for puzzle, tokens in zip(asked, begun)]  # m
+    left = limit - np.array([len(b.text) for b in begun])  # (m,)
     uniforms = np.zeros((len(token), PACKET, left.max()))
     for i, key in enumerate(zip(truth["response"][token].tolist(), position.tolist(), number.tolist())):
         uniforms[i, :, : left[i]] = np.random.default_rng(seed_of("truth", seed, *key)).random((PACKET, left[i]))
     taken = truth["token"][token].astype(int)  # (m,)
     rules = Rules(*(torch.from_numpy(x.repeat(PACKET)) for x in (left, taken)))
-    found = respond(policy, asked, [policy.prompt(puzzle) for puzzle in asked],
+    found = turns.respond(policy, asked, [policy.prompt(puzzle) for puzzle in asked],
                     torch.from_numpy(uniforms).flatten(0, 1), rules, begun)
     success = np.array([grade["answer"] for grade in found.grades]).reshape(-1, PACKET)
     return success, int(found.samples.mask.sum())
@@ -183,7 +183,8 @@ def solver_columns(text: str, spans: list[tuple[int, int]], puzzle: Any, task: M
 
 def describe(batch: TokenBatch, settings: dict) -> dict:
     """The columns of ground_truth.npz that are known before any rollout."""
-    truth = log_columns(0, batch, batch.advantage[:, None].expand(batch.mask.shape))
+    credit = batch.advantage[:, None] * batch.mask  # (B, T)
+    truth = log_columns(0, batch, instrument(batch, credit, Settings()))
     del truth["credit"]  # every method's credit is in `credits`
     N, puzzles = len(truth["token"]), [batch.puzzles[g] for g in batch.group.tolist()]
     written = list(zip(batch.text, batch.spans, puzzles, strict=True))
@@ -228,7 +229,7 @@ def arguments() -> Namespace:
     for name, default, meaning in FLAGS:
         parser.add_argument(f"--{name}", type=type(default), default=default, choices=CHOICES.get(name),
                             help=f"{meaning} (default {'empty' if default == '' else default})")
-    parser.add_argument("--methods", nargs="+", default=[*MITIGATIONS], choices=MITIGATIONS, metavar="NAME",
+    parser.add_argument("--methods", nargs="+", default=[*CREDIT_FUNCTIONS], choices=CREDIT_FUNCTIONS, metavar="NAME",
                         help="to score, and the first to draw (default all that can be asked)")
     parser.add_argument("--only_rollouts", action="store_true", help="score nothing: cosines of updates need "
                         "a gradient of all weights for each puzzle, for which a large model has no room")

@@ -21,21 +21,21 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from analyze import CONTROLS, method_name
-from extras.turns import replies
+from extras.turns import begun_with, decode_and_grade
 from grpo import compare
 from lab.picture import draw
 from lab.statistics import by_response, cell, read_column
 from lab.truth.scoring import ALL, ENTROPY, HALVES, RIGHT_SIZES, WITHIN, Score, credit_scores, share_of_tenth
-from methods import MITIGATIONS
+from methods.registry import CREDIT_FUNCTIONS
 from methods.heads import load_head
 from methods.queries import Queries
 from plumbing.checks import check_pure, required
 from plumbing.files import read_arrays, require
 from plumbing.flags import changed, methods_help, new_parser, parse_with
 from plumbing.launch import with_model
-from plumbing.progress import one_sentence
+from plumbing.terminal import one_sentence
 from plumbing.report import Estimate, Table
-from rollout import Policy, TokenBatch, decode_and_grade, token_batch
+from rollout import Policy, TokenBatch, token_batch
 from sampler import Samples
 from settings import Settings
 from start import CHOICES, load_policy
@@ -71,7 +71,7 @@ def recorded_samples(truth: dict, policy: Policy, puzzles: list) -> Samples:
     responses = by_response(truth)
     def grid(column: np.ndarray) -> Tensor:  # one value per token (N,), in rows by response (B, T), 0 on padding
         return pad_sequence([torch.from_numpy(column[rows]) for rows in responses], batch_first=True)
-    before = tuple(replies(policy, puzzles[truth["group"][rows[0]]], truth["token"][rows[:-1]].tolist())
+    before = tuple(begun_with(policy, puzzles[truth["group"][rows[0]]], truth["token"][rows[:-1]].tolist()).before
                    for rows in responses)
     last = truth["token"][[rows[-1] for rows in responses]]  # (B,)
     return Samples(
@@ -106,7 +106,7 @@ def rebuild(truth: dict, policy: Policy, advantage: str = "grpo", normalize: str
 
 def best_method(ranks: dict[str, Estimate]) -> str:
     """The method with the largest of these scores, by name, without what is no method and the controls."""
-    return max((name for name in ranks if name in MITIGATIONS and name not in CONTROLS),
+    return max((name for name in ranks if name in CREDIT_FUNCTIONS and name not in CONTROLS),
                key=lambda name: np.nan_to_num(ranks[name].value, nan=-1.0))
 
 
@@ -133,8 +133,8 @@ def table_scores(name: str, own: Score, entropy: Estimate, published: Path) -> T
 def parse(arguments: list[str]) -> tuple[Options, dict]:
     """The options, and the credit function's hyper-parameters; exits where a flag is wrong."""
     parser = new_parser(usage="python -m lab.truth.score [--flag value ...]", description=__doc__,
-                        epilog=methods_help(MITIGATIONS))
-    return parse_with(parser, arguments, Options(), MITIGATIONS, CHOICES)[:2]
+                        epilog=methods_help(CREDIT_FUNCTIONS))
+    return parse_with(parser, arguments, Options(), CREDIT_FUNCTIONS, CHOICES)[:2]
 
 
 def load_batch(truth: dict, options: Options, needs: tuple[str, ...]) -> TokenBatch:
@@ -158,13 +158,13 @@ def main() -> None:
     options, hyper_parameters = parse(sys.argv[1:])
     chosen, folder = options.mitigation, Path(options.truth or TRUTH)
     standard = Options(chosen, truth=options.truth, out=options.out)
-    differences = changed(options, standard, hyper_parameters, MITIGATIONS[chosen])
+    differences = changed(options, standard, hyper_parameters, CREDIT_FUNCTIONS[chosen])
     name = " ".join([chosen, *(f"{flag}={value}" for flag, value in differences.items())])
     truth = read_truth(folder / "ground_truth.npz")
-    batch = load_batch(truth, options, required(MITIGATIONS[chosen], hyper_parameters))
+    batch = load_batch(truth, options, required(CREDIT_FUNCTIONS[chosen], hyper_parameters))
     print(f"credit of {chosen}: seconds, or a minute if it samples continuations", file=sys.stderr)
     with torch.no_grad():
-        assign = partial(MITIGATIONS[chosen], batch, **hyper_parameters)
+        assign = partial(CREDIT_FUNCTIONS[chosen], batch, **hyper_parameters)
         credit = check_pure(chosen, batch, assign)[batch.mask].numpy()  # (N,)
     file = Path(options.out, f"score-{chosen}.png")
     file.parent.mkdir(parents=True, exist_ok=True)

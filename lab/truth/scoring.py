@@ -14,7 +14,7 @@ import torch
 
 from lab.heads import credit_gradients
 from lab.statistics import bootstrap, cell, correlate, jackknife, ranks, share, sums, within
-from plumbing.progress import follow
+from plumbing.terminal import follow
 from plumbing.report import Estimate, Table
 from rollout import TokenBatch
 

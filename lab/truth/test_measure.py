@@ -18,7 +18,7 @@ from lab.statistics import by_response, read_column
 from lab.truth import measure as gt
 from lab.truth.score import read_truth
 from lab.truth.scoring import ALL, HALVES, RIGHT_SIZES, WITHIN
-from methods import MITIGATIONS
+from methods.registry import CREDIT_FUNCTIONS
 from rollout import Policy, rollout
 from settings import Settings
 from tests.fixtures import BUNDLED, Pieces, make_written
@@ -89,7 +89,7 @@ def test_tokens_get_their_share_of_rollouts_in_chunks_that_fit():
 def test_rollouts_are_the_same_however_they_are_sampled(tmp_path, monkeypatch):
     """Guards against random numbers that repeat, or shift with chunks, a second call or the other responses, and counts
     that are half written when a run is stopped."""
-    policy, file, lengths, respond = tiny_policy(), tmp_path / "ground_truth.npz", [], gt.respond
+    policy, file, lengths, respond = tiny_policy(), tmp_path / "ground_truth.npz", [], gt.turns.respond
     whole, first, second, seeded = (described(policy, 6) for _ in range(4))
     rows = np.isin(whole["response"], (2, 7))
     few = {k: v[rows] for k, v in whole.items() if v.shape and len(v) == len(rows)} | {"sampled": np.array(0)}
@@ -108,7 +108,7 @@ def test_rollouts_are_the_same_however_they_are_sampled(tmp_path, monkeypatch):
     monkeypatch.setattr(gt, "SAVE_EVERY", 0.0)
     packets, _, tokens = sampled(policy, first, 24)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(gt, "respond", interrupted)
+        patch.setattr(gt.turns, "respond", interrupted)
         sampled(policy, first, 60, save=lambda: gt.save_truth(first, file))
     saved = dict(np.load(file))
     assert sum(packets) < saved["packets"].sum() < whole["packets"].sum()
@@ -184,7 +184,7 @@ def test_the_command(tmp_path, monkeypatch, run_program, refusal):
     assert {p.name for p in folder.iterdir()} == {
         "ground_truth.npz", "critic.safetensors", "importance.safetensors", "scores.md", "truth.png"}
     truth, saved = read_truth(folder / "ground_truth.npz"), dict(np.load(folder / "ground_truth.npz"))
-    scored = [name for name in MITIGATIONS if name not in ("oracle", "ppo_process")]  # the truth, and a head not fitted
+    scored = [name for name in CREDIT_FUNCTIONS if name not in ("oracle", "ppo_process")]  # the truth, and a head not fitted
     assert truth["methods"].tolist() == scored
     assert truth["credits"].shape == (len(scored), len(truth["token"]))
     assert truth["credits"][0] == pytest.approx(truth["advantage"])  # that of `none`

@@ -10,7 +10,7 @@ from grpo import compare
 from lab.statistics import read_cell, read_column
 from lab.truth import score as sc
 from lab.truth.measure import describe
-from methods import MITIGATIONS
+from methods.registry import CREDIT_FUNCTIONS
 from methods.queries import Queries
 from rollout import rollout
 from settings import Settings
@@ -38,7 +38,7 @@ def test_a_batch_comes_back_from_its_columns(policy):
     for name, x in vars(batch).items():
         assert name == "ask" or plain(getattr(again, name)) == plain(x), name
     assert again.ask.s.max_new_tokens == 50
-    assert torch.equal(MITIGATIONS["random"](again), MITIGATIONS["random"](batch))
+    assert torch.equal(CREDIT_FUNCTIONS["random"](again), CREDIT_FUNCTIONS["random"](batch))
 
 
 def test_the_best_method_is_one_with_a_score():
@@ -62,7 +62,7 @@ def test_the_command_scores_and_draws_the_credit(published, run_program, tmp_pat
     order, square = np.argsort(-published[0]["entropy"], kind="stable"), published[0]["a_star_halves"].prod(1)
     assert highest == pytest.approx(square[order[: len(order) // 10]].sum() / square.sum(), abs=0.006)
     batch = sc.rebuild(published[0], published[1].ask.policy, advantage="rloo")
-    expected = MITIGATIONS["outcome_conditional"](batch, think_discount=0.0)[batch.mask].numpy()
+    expected = CREDIT_FUNCTIONS["outcome_conditional"](batch, think_discount=0.0)[batch.mask].numpy()
     assert drawn[0][2] == pytest.approx(expected) and [*scored[0].values()] == [pytest.approx(expected)]
     assert drawn[0][3] == "credit of outcome_conditional think_discount=0.0 advantage=rloo"
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"score-outcome_conditional.png"}
@@ -78,8 +78,8 @@ def test_the_command_scores_and_draws_the_credit(published, run_program, tmp_pat
      "other probabilities")])
 def test_what_cannot_be_scored_is_one_sentence(words, fault, said, published, tmp_path, monkeypatch, refusal):
     """Guards against a traceback, and an untrained critic in place of one that is missing."""
-    mine = replace(MITIGATIONS["none"], name="mine", function=lambda batch: batch.grades["letters"])
-    monkeypatch.setitem(MITIGATIONS, "mine", mine)
+    mine = replace(CREDIT_FUNCTIONS["none"], name="mine", function=lambda batch: batch.grades["letters"])
+    monkeypatch.setitem(CREDIT_FUNCTIONS, "mine", mine)
     np.savez(tmp_path / "ground_truth.npz", **published[0] | fault)
     monkeypatch.setattr(sc, "TRUTH", tmp_path)
     assert said in refusal(sc, "--mitigation", *words.split(), "--out", tmp_path / "out")
@@ -91,7 +91,7 @@ def test_published_credit_and_scores_come_out_again(published):
     scores by another recipe than that of the table beside which they are shown."""
     truth, batch = published
     for name in ("none", "random", "token_type", "entropy_ratio", "tempo", "ktae"):
-        credit = MITIGATIONS[name](batch)[batch.mask].numpy()
+        credit = CREDIT_FUNCTIONS[name](batch)[batch.mask].numpy()
         assert credit == pytest.approx(truth["credits"][PUBLISHED.index(name)], abs=1e-4), name
     own = sc.credit_scores({"": truth["credits"][PUBLISHED.index("token_type")]}, batch, truth)[""]
     mine, entropy, *others = sc.table_scores("token_type", own, sc.Estimate(0.39, 0.3, 0.5), sc.SCORES).rows

@@ -1,13 +1,17 @@
-"""What a long command says while it works."""
+"""What a long command says while it works, the one sentence with which it fails, and how a signal stops it."""
 import os
 import re
+import shlex
+import signal
 import sys
 import sysconfig
+import threading
 import time
 import traceback
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Callable, Collection, Iterator
+from typing import Any, Callable, Collection, Iterator
 
 EVERY = 10  # seconds between two lines of Progress
 PYTHON, HOME = ("<frozen", sysconfig.get_path("stdlib")), Path(__file__).resolve().parents[1]  # whose code is where
@@ -102,3 +106,51 @@ def one_sentence(interrupted: str = "interrupted", run: Path | None = None) -> I
         if not re.search("allocate memory|out of memory", said):  # torch has no type of its own for that
             raise
         fail(f"there is not enough memory for this{kept}{resume}" + ", also with a smaller --micro_batch" * bool(run))
+
+
+SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")  # Ctrl-C; a scheduler's; a terminal that was closed
+
+
+@dataclass
+class Stop:
+    """What the signals do: KeyboardInterrupt at once or, while `held`, when the step is whole."""
+
+    step: int = 0  # the last whole one
+    held: bool = False  # from a step's update until its row is written: half a step can't be resumed
+    asked: bool = False
+
+    def whole(self, step: int) -> None:
+        """A step is whole."""
+        self.step, self.held = step, False
+        if self.asked:
+            raise KeyboardInterrupt
+
+    def __call__(self, number: int, frame: Any) -> None:
+        """Handle a signal. Others after it, which a launcher may hand on, change nothing."""
+        first, self.asked = not self.asked, True
+        if first and not self.held:
+            raise KeyboardInterrupt
+        if first:  # not with print, which may be interrupted here
+            os.write(2, b"stopping when this step is done (Ctrl-\\ does not wait for it)\n")
+
+
+@contextmanager
+def stoppable(writer: Any, done: int) -> Iterator[None]:
+    """Let signals stop a run that has done so many steps: who stops it finds the state of its last whole step. Signals
+    that are ignored, as after nohup, stay so, and a thread that gets none changes nothing."""
+    stop, main = writer.stop, threading.current_thread() is threading.main_thread()
+    stop.step = done
+    numbers = [getattr(signal, name) for name in SIGNALS if main and hasattr(signal, name)]
+    before = {number: signal.signal(number, stop) for number in numbers if signal.getsignal(number) != signal.SIG_IGN}
+    try:
+        yield
+    except KeyboardInterrupt:
+        if stop.step == 0 or stop.held:
+            raise
+        writer.save_state(stop.step)
+        raise KeyboardInterrupt(f"interrupted after step {stop.step}; continue with: python train.py --resume "
+                                f"{shlex.quote(str(writer.run))}") from None
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        (writer.run / "lock").read_bytes()  # to open and close it unlocks it; a notebook's process would keep it locked
