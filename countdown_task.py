@@ -5,24 +5,23 @@ Every task has these functions:
 
     load(part, count, path)   the puzzles of a split, made here or from a file; each has an `id`
     check(puzzle)             ValueError, in one sentence, for a puzzle that can't be used
-    prompt(puzzle, chat)      the text that the model continues, or its pieces (see Policy.prompt)
+    prompt(puzzle, chat)      the text that the model continues (pieces, messages: docs/extend.md)
     grade(response, puzzle)   {"answer", "format"} of a response; PARTS: their weights in the reward
     roles(response, spans)    what each token is, filler, reasoning (digits, operators) or structure
                               (a tag), and whether it is in the graded answer: see tasks/text.py
     show(puzzle)              the puzzle in a few characters, for samples.txt and the pictures
 
-`key(puzzle)`, what a model could memorize of it, may be left out: then it is the id. Some credit
-functions ask for more, and say so: calculations, reachable, sentence_starts. models/warm_start.py,
-which makes a start model, asks for KNOWN and `demonstrate(puzzle, rng, known)`, a response to
-imitate. `reply` makes several turns: tasks/guess_task.py.
+Optional: `key(puzzle)`, what a model could memorize of it (without it: the id); calculations,
+reachable, sentence_starts, which some credit functions ask for; KNOWN and `demonstrate(puzzle, rng,
+known)`, a response to imitate, for models/warm_start.py; `reply`, for several turns.
 
-It differs from TinyZero and GRPO-Zero, from which the task comes, in four ways:
+How this task differs from that of TinyZero and GRPO-Zero, from which it comes:
 1. An answer is computed with exact fractions, from a syntax tree in which only + - * / are allowed.
    Nothing is eval'd.
-2. A hash decides a puzzle's split, so that no puzzle is in both. A tenth of all sets of numbers is
-   in neither split: `new_numbers`, for a stricter test. A tenth of the other puzzles is held out;
-   training may see their numbers with another target. (GRPO-Zero tests on the last rows of
-   Countdown-Tasks-3to4, which lists many puzzles twice, with the numbers in another order.)
+2. A hash decides where a puzzle belongs, so no puzzle is trained on and held out. A tenth of all
+   sets of numbers is kept apart, for a stricter test: `new_numbers`. Of the other puzzles a tenth
+   is held out; training may see their numbers with another target. (GRPO-Zero tests on the last
+   rows of Countdown-Tasks-3to4, which lists many puzzles twice, in another order of numbers.)
 3. What a token is (a part of a tag, of a calculation or of prose) is found by character offsets in
    the decoded text. A tag may be split over several tokens, or merged with its neighbours, and is
    still recognised.
@@ -48,9 +47,10 @@ from plumbing.terminal import one_sentence
 from tasks.arithmetic import (CalculationSpan, can_make, check_calculations, derivations,
                               expression, find_calculations, reachability)
 from tasks.data import read_rows
-from tasks.searches import KNOWN, demonstrate  # noqa: F401  what a start model imitates
 from tasks.text import fingerprint, format_reward, graded_answer, with_slashes, without_latex
-from tasks.text import roles, sentence_starts  # noqa: F401  which tasks about numbers share
+# Functions of this task that other files have. What imports it finds them here.
+from tasks.searches import KNOWN, demonstrate  # noqa: F401, I001
+from tasks.text import roles, sentence_starts  # noqa: F401
 
 
 # ------------------------------------------------------------------------------------------ puzzles
@@ -68,11 +68,10 @@ class Puzzle(NamedTuple):
 
 
 def load(part: str, count: int | None = None, path: str = "") -> list[Puzzle]:
-    """At most `count` puzzles of a split, `train` or `heldout`: three numbers from 1 to 20, or
-    those of a file.
+    """At most `count` puzzles of a part: `train`, `heldout`, or `all` of a file. They have three
+    numbers from 1 to 20, or are those of a file.
 
-    Without a count: 4,096, or all of the file. `all`: the file's puzzles of every split. ValueError
-    where it has none.
+    Without a count: 4,096, or all that the file has. ValueError where it has none.
     """
     if not path:
         return generate_puzzles(4096 if count is None else count, part)
@@ -82,7 +81,7 @@ def load(part: str, count: int | None = None, path: str = "") -> list[Puzzle]:
     by_hash = [distinct[name] for name in sorted(distinct, key=fingerprint)]
     chosen = [puzzle for puzzle in by_hash if part in ("all", split(puzzle))]
     if not chosen:
-        name = {"heldout": "held-out"}.get(part, part)
+        name = "held-out" if part == "heldout" else part
         raise ValueError(f"{path} has no {name} puzzle among its {len(distinct)}: "
                          "it needs more rows")
     return chosen[:count]
@@ -103,7 +102,7 @@ def show(puzzle: Puzzle) -> str:
 
 @functools.cache
 def targets(numbers: tuple[int, ...], max_target: int) -> tuple[int, ...]:
-    """The targets from 1 to max_target within reach of the sorted numbers by whole numbers."""
+    """The targets from 1 to max_target that the sorted numbers make, without using fractions."""
     return tuple(sorted({r for r, _ in derivations(numbers, whole=True) if 1 <= r <= max_target}))
 
 
@@ -121,7 +120,7 @@ def generate_puzzles(
     low: int = 1, high: int = 20, max_target: int = 100
 ) -> list[Puzzle]:
     """`size` distinct solvable puzzles of one split, numbers in random order, or a ValueError."""
-    rng = np.random.default_rng([seed, size])  # of another size, other puzzles
+    rng = np.random.default_rng([seed, size])  # so another size has other puzzles
     found = {}
     misses = 0  # draws in a row without a new puzzle
     while len(found) < size:
@@ -141,8 +140,8 @@ def generate_puzzles(
 
 def read_puzzle(nums: object, target: object) -> Puzzle:
     """The puzzle of a row; ValueError where the fields are no whole numbers."""
-    if not isinstance(nums, list) or not nums or not all(
-            type(n) is int and n >= 0 for n in (*nums, target)):
+    is_list = isinstance(nums, list) and len(nums) > 0
+    if not is_list or not all(type(n) is int and n >= 0 for n in [*nums, target]):
         raise ValueError("nums must be a list of whole numbers from 0 on, and target such a number")
     return Puzzle(tuple(nums), target)
 
@@ -175,15 +174,15 @@ OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mu
 
 SIGNS = {"\\times": "*", "\\cdot": "*", "\\div": "/",
          "×": "*", "·": "*", "⋅": "*", "÷": "/", " x ": " * "}
-MARKS = " $`"  # around an expression
+QUOTES = " $`"  # characters that a chat model puts around an expression
 PARTS = {"answer": 1.0, "format": 0.1}  # the reward: the sum of weight * part, see --reward_weights
 
 
 def grade(response: str, puzzle: Puzzle) -> dict[str, float]:
     """{'answer': 0 or 1, 'format': 0..1} of a response, which begins inside <think>.
 
-    format, by `format_reward` of tasks/text.py: 1 for `...</think>\\n<answer>...</answer>`; for
-    parts of it 0.1 if the think is closed, plus 0.5 if the answer is; 0 with a second <answer>.
+    format, by `format_reward` of tasks/text.py: 1 for exactly `...</think>\\n<answer>...</answer>`;
+    else 0.1 for a closed think, plus 0.5 for a closed answer; 0 where there is a second <answer>.
     answer: 1 if the expression in the last `<answer>` uses every number exactly once and equals the
     target.
     """
@@ -194,9 +193,11 @@ def grade(response: str, puzzle: Puzzle) -> dict[str, float]:
 def is_correct(text: str, puzzle: Puzzle) -> bool:
     """Whether an expression, cleaned by `without_notation`, uses every number exactly once and
     equals the target."""
-    text = without_notation(text) if len(text) <= MAX_LENGTH else ""  # takes quadratic time
-    return expression_value(text) == puzzle.target and (
-        sorted(map(int, re.findall(r"[0-9]+", text))) == sorted(puzzle.numbers))
+    if len(text) > MAX_LENGTH:  # `without_notation` takes quadratic time
+        return False
+    text = without_notation(text)
+    used = sorted(map(int, re.findall(r"[0-9]+", text)))
+    return expression_value(text) == puzzle.target and used == sorted(puzzle.numbers)
 
 
 def without_notation(text: str) -> str:
@@ -207,9 +208,10 @@ def without_notation(text: str) -> str:
     text = " ".join(without_latex(text).split())
     for written, sign in SIGNS.items():
         text = text.replace(written, sign)
-    text = with_slashes(text, "(({})/({}))").lstrip(MARKS).rstrip(MARKS + ".")  # from \\frac{1}{2}
+    text = with_slashes(text, form="(({})/({}))")  # of \\frac{1}{2}
+    text = text.lstrip(QUOTES).rstrip(QUOTES + ".")
     if text.startswith("**") and text.endswith("**"):
-        text = text[2:-2].lstrip(MARKS).rstrip(MARKS + ".")
+        text = text[2:-2].lstrip(QUOTES).rstrip(QUOTES + ".")
     return text.translate(str.maketrans("[]{}", "()()"))
 
 
@@ -222,10 +224,11 @@ def expression_value(text: str) -> Fraction | None:
     if (len(text) > MAX_LENGTH or not re.fullmatch(r"[0-9+\-*/() ]+", text)
             or re.search(r"\b0[0-9]", text)):
         return None
-    depth = itertools.accumulate((c == "(") - (c == ")") for c in text)  # after each character
+    open_parentheses = itertools.accumulate((c == "(") - (c == ")") for c in text)  # at each c
+    if max(open_parentheses) > MAX_DEPTH:
+        return None
     try:
-        return (tree_value(ast.parse(text.strip(), mode="eval").body)
-                if max(depth) <= MAX_DEPTH else None)
+        return tree_value(ast.parse(text.strip(), mode="eval").body)
     except (ValueError, SyntaxError, ZeroDivisionError):
         return None
 
@@ -243,7 +246,7 @@ def tree_value(node: ast.expr) -> Fraction:
     raise ValueError("only + - * / with whole numbers are allowed")
 
 
-# --------------------------------------------------------------------------------- its calculations
+# ----------------------------------------------------------------- the calculations of a response
 
 
 def calculations(response: str, puzzle: Puzzle) -> list[tuple[CalculationSpan, bool]]:
@@ -253,9 +256,8 @@ def calculations(response: str, puzzle: Puzzle) -> list[tuple[CalculationSpan, b
 
 
 def reachable(response: str, puzzle: Puzzle) -> np.ndarray:
-    """Whether the target can still be reached, (S, 5): before each of S calculations, then after
-    its a, its operator, its b and its result. `first_error` of methods/calculations.py looks for
-    where it is lost."""
+    """Whether the target can still be reached, (S, 5) bool: of each of S calculations `a + b = c`
+    before it, after its a, after its operator, after its b and after its result."""
     return reachability(response, find_calculations(response), puzzle.numbers, puzzle.target)
 
 

@@ -127,7 +127,7 @@ def learned_importance(batch: TokenBatch) -> Tensor:
     Strategy 2: a small network beside the policy says which tokens are important. What trains it is
     left open; ours learns to predict the response's success from its hidden states, pooled by the
     softmax (1802.04712; heads.py), and scores a step before it learns from it. (Three published
-    methods bear its name there, lambda-GRPO: 2510.06870, 2509.21154 and 2510.00194.)
+    algorithms bear its name there, lambda-GRPO: 2510.06870, 2509.21154 and 2510.00194.)
     """
     return batch.ask.head("importance") * batch.mask.sum(1, keepdim=True)
 

@@ -28,12 +28,12 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from plumbing.compute import attention_on_gpu, by_rows, linear, recomputed
+from plumbing.compute import attention_on_gpu, in_parts, linear, recomputed
 from plumbing.files import check_tensors, read_json, replace_file, write_json
 from plumbing.model_folder import check_folder, config_values, read_weights, written_config
 
-# How many numbers are computed at a time, at most; and where there are more than that, the backward
-# pass computes them again, so that they need not wait for it in memory.
+# Numbers that are computed at a time, at most; and that may wait in memory for the backward pass:
+# where there are more, it computes them again.
 SCORES_AT_ONCE, SCORES_KEPT = 2**24, 2**23  # of attention in a layer
 LOGITS_AT_ONCE = LOGITS_KEPT = 2**26
 ARCHITECTURES = {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM",
@@ -73,18 +73,19 @@ def at_least_float32(x: Tensor) -> Tensor:
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight, over the last dimension; torch computes it in float32 for
-    bfloat16, too."""
-    return F.rms_norm(x, weight.shape, weight.to(x.dtype), eps)  # may be bfloat16: see `arithmetic`
+    """x / sqrt(mean(x^2) + eps) * weight, over the last dimension; of bfloat16 in float32, too."""
+    wide = at_least_float32(x)
+    root = (wide.square().mean(-1, keepdim=True) + eps).rsqrt()  # (..., 1)
+    return (wide * root).to(x.dtype) * weight.to(x.dtype)
 
 
 def rope_frequencies(c: Config) -> Tensor:
-    """The angle (d / 2,), in radians, by which each step to the next position turns a pair of a
+    """The angle (d / 2,), in radians, by which each step to the next position turns pair j of a
     head: theta^(-2j / d).
 
-    The type llama3 stretches the context of Llama 3.1: a pair that turns often within the original
-    context keeps its frequency, one that turns seldom has 1 / factor of it, and between the two is
-    a straight line.
+    Llama 3.1 stretches its context by the type llama3. A pair that turns often within the original
+    context keeps its frequency; one that turns seldom has it divided by `factor`; in between, the
+    frequency is interpolated linearly.
     """
     exponent = torch.arange(0, c.head_dim, 2).float() / c.head_dim  # (d / 2,)
     frequency = c.rope["rope_theta"] ** -exponent  # (d / 2,)
@@ -112,7 +113,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     q (R, H, S, d), k and v (R, K, C, d). mask (R, 1, S, C) is 0 where a token sees a column, else
     -inf.
     """
-    return (by_key_head(probabilities(q, k, mask), k.shape[1]) @ v).view(q.shape)
+    p = by_key_head(probabilities(q, k, mask), k.shape[1])  # (R, K, (H / K) S, C)
+    return (p @ v).view(q.shape)
 
 
 def probabilities(q: Tensor, k: Tensor, mask: Tensor) -> Tensor:
@@ -122,17 +124,18 @@ def probabilities(q: Tensor, k: Tensor, mask: Tensor) -> Tensor:
 
 
 def by_key_head(x: Tensor, K: int) -> Tensor:
-    """x (R, H, S, ...) as (R, K, (H / K) S, ...): H / K query heads, neighbours in x, share a key
-    head."""
+    """x (R, H, S, ...) as (R, K, (H / K) S, ...): the H / K query heads that share a key head are
+    neighbours, so one product serves them all."""
     return x.unflatten(1, (K, -1)).flatten(2, 3)
 
 
 def product(
     x: Tensor, w: Tensor, bias: Tensor | None = None, adapter: nn.Module | None = None
 ) -> Tensor:
-    """x @ w.T + bias, (..., outputs), and what w's adapter, if any, adds: see extras/lora.py."""
+    """x @ w.T + bias, (..., outputs), and what w's adapter, if it has one, adds: see
+    extras/lora.py."""
     y = linear(x, w, bias)
-    return adapter.add(x, y) if adapter else y
+    return adapter.add_to(y, x) if adapter else y
 
 
 class Layer(nn.Module):
@@ -167,10 +170,11 @@ class Layer(nn.Module):
         q, k, v = self.heads(x, rotation)  # (R, H, S, d), (R, K, S, d), (R, K, S, d)
         k, v = extend(k, v)  # (R, K, C, d) each
         if q.is_cuda and q.shape[2] > 1:  # for one new token it is not worth its copies of k and v
-            out = attention_on_gpu(q, k, v, mask)  # (R, H, S, d) the same by a kernel
-        else:  # the formula, for as many rows at a time as memory allows
-            scores = q.shape[1] * mask[0].numel()  # of a row
-            out = by_rows(attention, scores, SCORES_AT_ONCE, q, k, v, mask, kept=SCORES_KEPT)
+            out = attention_on_gpu(q, k, v, mask)  # (R, H, S, d) the same, by a kernel
+        else:  # for as many rows at a time as memory allows
+            scores = self.H * mask[0].numel()  # of a row
+            out = in_parts(attention, q, k, v, mask,
+                           row_size=scores, at_once=SCORES_AT_ONCE, kept=SCORES_KEPT)
         x = x + product(out.transpose(1, 2).flatten(2), self.o, adapter=self.o_adapter)
         x_2 = rms_norm(x, self.norm_2, self.eps)  # (R, S, D)
         gate, up = product(x_2, self.gate_up, adapter=self.gate_up_adapter).chunk(2, dim=-1)
@@ -180,13 +184,13 @@ class Layer(nn.Module):
         """q (R, H, S, d), k and v (R, K, S, d) of x (R, S, D). q and k are rotated."""
         x_1 = rms_norm(x, self.norm_1, self.eps)  # (R, S, D)
         qkv = product(x_1, self.qkv, self.qkv_bias, self.qkv_adapter)  # (R, S, (H + 2 K) d)
-        qk, v = qkv.unflatten(2, (-1, self.d)).transpose(1, 2).split(
-            (self.H + self.K, self.K), dim=1)
+        qkv = qkv.unflatten(2, (-1, self.d)).transpose(1, 2)  # (R, H + 2 K, S, d)
+        qk, v = qkv.split((self.H + self.K, self.K), dim=1)
         if self.q_norm is not None:
             q, k = qk.split((self.H, self.K), dim=1)
             qk = torch.cat((rms_norm(q, self.q_norm, self.eps),
                             rms_norm(k, self.k_norm, self.eps)), dim=1)
-        q, k = rotate(qk, *rotation).split((self.H, self.K), dim=1)
+        q, k = rotate(qk, *rotation).split((self.H, self.K), dim=1)  # both in one rotation
         return q, k, v
 
 
@@ -196,7 +200,7 @@ class Qwen2(nn.Module):
     def __init__(self, config: Config):
         super().__init__()
         self.config = config
-        self.real_vocab = config.vocab_size  # start.py: tokenizer's size; rows above aren't sampled
+        self.real_vocab = config.vocab_size  # start.py sets the tokenizer's size, which may be less
         self.temperature = 1.0  # divides the logits, so the policy is softmax(logits / temperature)
         self.arithmetic = None  # the dtype of activations and products; None: that of the weights
         self.checkpoint_activations = False  # True: backward recomputes each layer, to save memory
@@ -244,8 +248,8 @@ class Qwen2(nn.Module):
             log_probs = self.logits(states).log_softmax(-1)  # (n, V)
             return log_probs.gather(1, tokens[:, None])[:, 0]
 
-        V = self.real_vocab
-        return by_rows(logprob, V, LOGITS_AT_ONCE, states, tokens, kept=LOGITS_KEPT)
+        return in_parts(logprob, states, tokens,
+                        row_size=self.real_vocab, at_once=LOGITS_AT_ONCE, kept=LOGITS_KEPT)
 
     def forward(self, texts: Tensor) -> Tensor:
         """Logits (R, S, V) after each token of texts (R, S), of all V rows, as in transformers."""
@@ -259,8 +263,7 @@ class Qwen2(nn.Module):
 
     @cached_property
     def frequency(self) -> Tensor:
-        """RoPE's angles a column (d / 2,), in float64, where the angle of a late column keeps its
-        digits. (No buffer: load_model builds on "meta", and no checkpoint fills one.)"""
+        """RoPE's angles a column (d / 2,), in float64, where a late column's keeps its digits."""
         return rope_frequencies(self.config).to(self.norm.device, torch.float64)
 
     @property
@@ -336,8 +339,8 @@ class Cache:
 # -------------------------------------------------------------------------------------- checkpoints
 
 
-# For each of our weights, the weights of a checkpoint that it consists of, one below the other.
-# (Those of a layer come after layers.0. and model.layers.0.)
+# For each of our weights, the weights of a checkpoint that it consists of, stacked in this order.
+# (Those of a layer have layers.0. before their name, in a checkpoint model.layers.0.)
 NAMES = {
     "embedding": ["model.embed_tokens.weight"], "norm": ["model.norm.weight"],
     "head": ["lm_head.weight"], "norm_1": ["input_layernorm.weight"],
@@ -349,12 +352,14 @@ NAMES = {
 
 
 def parts_of(name: str, rows: int, c: Config) -> dict[str, int]:
-    """The checkpoint's weights that make one of ours, of so many rows: name and rows, in order."""
-    layer, _, own = name.rpartition(".")
-    names = [f"model.{layer}.{x}" if layer else x for x in NAMES[own]]
-    K = c.num_key_value_heads
-    heads = (c.num_attention_heads, K, K) if len(names) == 3 else (1,) * len(names)  # 3: q, k, v
-    return {x: rows * n // sum(heads) for x, n in zip(names, heads)}
+    """The checkpoint's weights that make up one of ours, which has so many rows: the rows of each,
+    by name, in order. For layers.0.qkv these are q_proj.weight, k_proj.weight, v_proj.weight."""
+    layer, _, short_name = name.rpartition(".")
+    names = [f"model.{layer}.{x}" if layer else x for x in NAMES[short_name]]
+    shares = [1] * len(names)
+    if len(names) == 3:  # q, k and v
+        shares = [c.num_attention_heads, c.num_key_value_heads, c.num_key_value_heads]
+    return {x: rows * share // sum(shares) for x, share in zip(names, shares)}
 
 
 def to_checkpoint(tensors: dict[str, Tensor], c: Config) -> dict[str, Tensor]:
@@ -362,7 +367,7 @@ def to_checkpoint(tensors: dict[str, Tensor], c: Config) -> dict[str, Tensor]:
     found = {}
     for name, x in tensors.items():
         parts = parts_of(name, len(x), c)
-        found |= zip(parts, x.split([*parts.values()]))
+        found.update(zip(parts, x.split(list(parts.values()))))
     return found
 
 
@@ -381,9 +386,9 @@ def parse_config(source: dict) -> Config:
     the file asks for something that is not implemented here.
     """
     family = source.get("model_type")
-    own = {"qkv_bias": family == "qwen2", "qk_norm": family == "qwen3", "source": source}
+    by_family = {"qkv_bias": family == "qwen2", "qk_norm": family == "qwen3", "source": source}
     types = {field.name: field.type for field in fields(Config)}
-    return Config(**config_values(source, list(ARCHITECTURES), types, own))
+    return Config(**config_values(source, list(ARCHITECTURES), types, by_family))
 
 
 def load_model(
@@ -391,14 +396,14 @@ def load_model(
 ) -> Qwen2:
     """Read a Hugging Face folder: config.json and model.safetensors, or its shards and their index.
 
-    Raises FileNotFoundError or ValueError, with a message of one sentence, when a file is missing
-    or damaged, or when a tensor does not fit.
+    FileNotFoundError or ValueError, in one sentence, when a file is missing or damaged, or when a
+    tensor does not fit.
     """
     path = Path(path)
     check_folder(path)
     config = parse_config(read_json(path / "config.json"))
     found = read_weights(path, device, dtype, config.tie_word_embeddings, config.num_hidden_layers)
-    with torch.device("meta"):  # no storage, nothing random; load_state_dict assigns the weights
+    with torch.device("meta"):  # without storage: load_state_dict brings the weights
         model = Qwen2(config).to(dtype)
     check_tensors(f"the checkpoint in {path}", to_checkpoint(model.state_dict(), config), found)
     model.load_state_dict(from_checkpoint(found, model.state_dict(), config), assign=True)

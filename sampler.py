@@ -26,12 +26,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from extras.recorded import RecordedRoom
-from plumbing.compute import by_length, by_rows, with_replies
+from plumbing.compute import by_length, in_parts, with_replies
 from qwen2_model import Cache, Qwen2
 
-LOGITS_AT_ONCE = {"cpu": 2**18}  # so many at a time: on a CPU as many as its cache holds
-# Memory of keys and values while evaluating, on a CPU and on a GPU: an evaluation of Qwen 0.5B takes
-# 2.8 GB with it, a step 2.7; with four times as much it took 3.9.
+LOGITS_AT_ONCE = {False: 2**18, True: 2**26}  # on a CPU, as many as its cache holds; on a GPU
+# Memory of keys and values while evaluating, on a CPU, and on a GPU. (With it an evaluation of Qwen
+# 0.5B takes 2.8 GB, a step 2.7; with four times as much it took 3.9.)
 ROOM_BYTES = {False: 2**27, True: 2**30}
 RECORDED_ON = ("cuda",)  # devices that replay a recorded decode step
 
@@ -113,8 +113,9 @@ def choose(
         token = allowed.argmax(1, keepdim=True) if greedy else draw(allowed, uniform)  # (n, 1)
         return token[:, 0], measure(log_probs, p, token)
 
-    at_once = LOGITS_AT_ONCE.get(logits.device.type, 2**26)
-    return by_rows(choose_some, logits.shape[1], at_once, logits, uniform, excluded)
+    at_once = LOGITS_AT_ONCE[logits.is_cuda]
+    return in_parts(choose_some, logits, uniform, excluded,
+                    row_size=logits.shape[1], at_once=at_once)
 
 
 # --------------------------------------------------------------------------------------- responses

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Settings:
-    """What a run is told, but for its credit function's flags. --resume has it from config.json."""
+    """A run's settings, but for its credit function's flags. --resume has them from config.json."""
 
     # What is trained, on what:
-    mitigation: str = "none"  # credit function, see the end of --help; none: GRPO, all tokens alike
+    mitigation: str = "none"  # the credit function, by name: see the end of --help; none is GRPO
     model: str = ""  # a Hugging Face folder, Qwen2, Qwen3 or Llama; empty: the task's small one
     task: str = "countdown"  # the NAME of NAME_task.py, here or in tasks/, or a path ending in .py
     data: str = ""  # a file of puzzles, such as .jsonl or .parquet; empty: the task makes its own
@@ -22,33 +22,33 @@ class Settings:
     out: str = ""  # run folder, new or empty; unset: runs/<mitigation>[-<changed flags>]-seed<seed>
     lora_rank: int = 0  # of adapters to train, see extras/lora.py; 0: train the whole model
     lora_alpha: float = 32.0  # what adapters add is multiplied by this / rank
-    adapter: str = ""  # a folder of PEFT to start from, of that rank and alpha; empty: new adapters
-    seed: int = 0  # of the order of the puzzles, and of sampling
+    adapter: str = ""  # a PEFT folder of the same rank and alpha to start from; empty: new adapters
+    seed: int = 0  # of everything random: order of puzzles, sampling, adapters, coins, controls
     # The algorithm:
     steps: int = 100  # 0 only evaluates
-    questions: int = 12  # Q, puzzles per step
-    responses: int = 8  # G, to each puzzle: its group
+    questions: int = 12  # Q: puzzles per step
+    responses: int = 8  # G: responses to each puzzle, its group
     max_new_tokens: int = 140  # a longer response is cut off
     temperature: float = 1.0  # policy: softmax(logits / this), in sampling, training and evaluation
-    reward: str = "graded"  # random: a coin toss instead of the grade, while training; a control
+    reward: str = "graded"  # or random: a coin toss replaces the grade in training, as a control
     reward_weights: str = ""  # change the weights in the task's PARTS, such as answer=1,format=0
-    shaping: str = "none"  # taken off the compared reward: length (overlong), KL to the start (kl)
+    shaping: str = "none"  # or overlong, kl: subtracts a long length, or the KL to the start model
     shaping_beta: float = 0.1  # weight of --shaping
-    advantage: str = "grpo"  # how a reward is compared with its group's, those to the same puzzle
-    normalize: str = "response"  # a method's weights average 1 per response or step, or stay (none)
-    loss: str = "ppo"  # ppo: its clip; cispo: a clipped, constant ratio; gspo: a ratio per response
-    loss_norm: str = "token"  # token: mean over the step's tokens; sequence, constant: see grpo.py
-    clip_low: float = 0.2  # where the ratio is < 1 - this, credit < 0 has no gradient (not cispo)
-    clip_high: float = 0.2  # where it is > 1 + this, credit > 0 has none (not cispo; DAPO: 0.28)
+    advantage: str = "grpo"  # or rloo, ...: how a reward is compared with those of its group
+    normalize: str = "response"  # or step: its weights average 1 in each; or none: they stay
+    loss: str = "ppo"  # or cispo: the clipped ratio is a constant; or gspo: a ratio per response
+    loss_norm: str = "token"  # or sequence, constant, lambda: each token's share of the loss
+    clip_low: float = 0.2  # no gradient for credit < 0 where the ratio is below 1 - clip_low
+    clip_high: float = 0.2  # none for credit > 0 where it is above 1 + clip_high (DAPO: 0.28)
     updates_per_batch: int = 1  # optimizer steps on each batch
-    old_logprob: str = "sampler"  # pi_old: that of the sampler, or recomputed by the first update
+    old_logprob: str = "sampler"  # or update: pi_old is what the first update computes itself
     kl: float = 0.0  # weight of the KL penalty to the start model, the reference
-    kl_gradient: str = "k3"  # --kl's gradient: that of k3, or (unbiased) of KL(policy || reference)
+    kl_gradient: str = "k3"  # or unbiased: the gradient of KL(policy || reference), not of k3
     skip_unfinished: bool = False  # no credit for a response that is cut off; --kl still acts on it
     # The optimizer:
     lr: float = 2e-4  # AdamW's learning rate
-    warmup_steps: int = 0  # n: step k of the first n has lr * k / n
-    linear_decay: bool = False  # after the warm-up lr falls in equal steps, to nearly 0 in the last
+    warmup_steps: int = 0  # the first steps, in which the rate rises to lr
+    linear_decay: bool = False  # after them the rate falls in equal steps, to nearly 0 at the end
     beta1: float = 0.9  # decay of AdamW's mean gradient
     beta2: float = 0.999  # decay of AdamW's mean squared gradient
     weight_decay: float = 0.0  # of AdamW
@@ -57,13 +57,13 @@ class Settings:
     eval_every: int = 25  # steps between measurements of held-out success; 0: at start and end only
     eval_problems: int = 512  # held-out puzzles, one response each
     eval_greedy: bool = False  # that response takes the most probable tokens and is not sampled
-    pass_at: int = 16  # k: final share of up to 128 held-out puzzles solved within k samples; 0: no
+    pass_at: int = 16  # k of pass@k, at the end, on at most 128 held-out puzzles; 0: not measured
     checkpoint_every: int = 0  # steps between checkpoints/step-...; 0: only the last
-    state_every: int = 10  # steps between writing what --resume continues from; 0: only at the end
+    state_every: int = 10  # steps between writing what --resume continues from; 0: at the end only
     # The machine:
-    micro_batch: int = 24  # responses in a pass, whole groups or parts of one; more need more memory
+    micro_batch: int = 32  # responses in a pass: whole groups, or parts of one that is larger
     checkpoint_activations: bool = False  # less memory, more time: backward recomputes each layer
     device: str = "cpu"  # any torch device that has float64, such as cuda or cuda:1
     dtype: str = "float32"  # of the model's weights; the optimizer's are float32 in any case
-    arithmetic: str = ""  # dtype of products; empty: --dtype, but float32 where bfloat16 is slow
-    optimizer_device: str = ""  # cpu: it holds master weights, gradients, moments; empty: --device
+    arithmetic: str = ""  # dtype of matrix products; empty: --dtype, or float32 if that is faster
+    optimizer_device: str = ""  # cpu: keeps master weights, gradients, moments there; else --device

@@ -30,9 +30,9 @@ with own_modules():
     from methods.registry import CREDIT_FUNCTIONS
     from methods.queries import Queries
     from plumbing import run_folder
-    from plumbing.compute import by_rows
+    from plumbing.compute import in_parts
     from plumbing.files import check_fields, read_json, require
-    from plumbing.flags import check_range, methods_help, new_parser, parse_with
+    from plumbing.flags import check_range, functions_help, new_parser, parse_with
     from plumbing.metrics import add_step_columns, number, write_credit_log
     from plumbing.terminal import fail, follow, one_sentence
     from qwen2_model import Qwen2
@@ -145,7 +145,7 @@ def measured_by(model: Qwen2, piece: Piece) -> Tensor:
         square = torch.linalg.vecdot(log_probs.exp(), log_probs.square())  # (ROWS,) the mean of log p squared
         known = measure(log_probs, log_probs.exp(), tokens[:, None])  # (ROWS, 3)
         return torch.cat((known, (square - known[:, 1] ** 2)[:, None]), dim=1)
-    return by_rows(of_some, 1, ROWS, states_of(model, piece), piece.tokens)
+    return in_parts(of_some, states_of(model, piece), piece.tokens, row_size=1, at_once=ROWS)
 
 
 def read_step(rollouts: list, parts: Iterable[str], middle: float, policy: Policy, s: Settings,
@@ -293,7 +293,7 @@ def main() -> None:
     """Turn files of rollouts into a run folder."""
     words = list(takewhile(lambda word: not word.startswith("-"), sys.argv[1:]))
     parser = new_parser(usage="python -m bridges.rollouts FILE ... --model FOLDER [--flag value ...]",
-                        description=__doc__, epilog=methods_help(CREDIT_FUNCTIONS))
+                        description=__doc__, epilog=functions_help(CREDIT_FUNCTIONS))
     choices = CHOICES | {"advantage": ("theirs", *(name for name in ADVANTAGES if name != "gdpo"))}  # which needs parts
     found = parse_with(parser, sys.argv[1 + len(words) :], Options(), CREDIT_FUNCTIONS, choices)
     if not words:

@@ -200,7 +200,7 @@ def test_log_p_tells_who_wrote(sharper, tokens, said):
     token = torch.multinomial((sharper * logits[0]).softmax(1), 1, generator=torch.Generator().manual_seed(1))
     model = SimpleNamespace(hidden=lambda inputs, cache: inputs, logits=lambda states: states)
     part = SimpleNamespace(inputs=logits, cache=None, sampled=torch.ones(1, tokens) > 0, tokens=token[:, 0])
-    log_p, entropy, _, variance = program.facts(model, part).T
+    log_p, entropy, _, variance = program.measured_by(model, part).T
     assert said in program.verdict(log_p, entropy, variance)
 
 

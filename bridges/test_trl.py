@@ -166,12 +166,14 @@ def on_ours(folder, batch, monkeypatch, config=None, cls=CreditTrainer, **option
 
 def ours(batch, policy, words):
     """Credit and gradient of train.py's step, by a checkpoint's names."""
-    s, hyper_parameters, *_ = parse_flags([*shlex.split(words), f"--max_new_tokens={LIMIT}", "--micro_batch=99"])
+    s, hyper_parameters, *_ = parse_flags([*shlex.split(words), f"--max_new_tokens={LIMIT}", "--micro_batch=99",
+                                        "--max_grad_norm=1e9"])
     batch = replace(batch, normalize=s.normalize, advantage=compare(batch, s.advantage, shape_reward(batch, s)))
     batch.ask = Queries(policy, batch, s, 1)
     credit = assign_credit(batch, partial(CREDIT_FUNCTIONS[s.mitigation], **hyper_parameters), s)
-    still = SimpleNamespace(zero_grad=policy.model.zero_grad, step=lambda norm: 0.0)
-    update(policy, still, batch, credit, s)
+    moves_nothing = SimpleNamespace(zero_grad=policy.model.zero_grad, step=lambda: None,
+                                    weights_moved=lambda: [*policy.model.parameters()])
+    update(policy, moves_nothing, batch, credit, s)
     return credit, to_checkpoint({name: w.grad for name, w in policy.model.named_parameters()}, policy.model.config)
 
 

@@ -55,12 +55,11 @@ def rms_norm(x, weight):
 
 
 def rope(x):
-    """Turn the pairs (x0, x2) and (x1, x3) of each row of x (S, D) by its position times 1 and
-    times 1/100.
-
-    A query times a key then depends on how far apart the tokens are, not on where they stand.
+    """Turn two pairs of each row of x (S, D): (x0, x2) by its position, (x1, x3) by a hundredth of
+    that. A query times a key then depends on how far apart the tokens are, not on where they stand.
     """
-    angle = np.arange(len(x))[:, None] * np.array([1, 0.01])  # theta = 10,000: 1/100 = theta^(-1/2)
+    frequency = np.array([1, 0.01])  # theta^(-2 j / D) of pair j, for theta = 10,000
+    angle = np.arange(len(x))[:, None] * frequency  # (S, 2)
     a, b = x[:, :2], x[:, 2:]
     return np.concatenate((a * np.cos(angle) - b * np.sin(angle),
                            b * np.cos(angle) + a * np.sin(angle)), axis=1)
@@ -76,7 +75,8 @@ def forward(w, tokens):
     x = x + softmax(scores) @ v @ w["o"].T
     h = rms_norm(x, w["norm_2"])
     gate, up = h @ w["gate"].T, h @ w["up"].T  # (S, WIDTH) each
-    x = x + (gate / (1 + np.exp(-gate)) * up) @ w["down"].T
+    silu = gate / (1 + np.exp(-gate))
+    x = x + (silu * up) @ w["down"].T
     return rms_norm(x, w["norm"]) @ w["embedding"].T
 
 
@@ -100,8 +100,8 @@ def sample(w, uniforms):
     response = []
     for uniform in uniforms:
         p = softmax(forward(w, PROMPT + response)[-1])  # (V,)
-        response.append(int((p.cumsum() <= uniform).sum()))
-        if response[-1] == 0:
+        response.append(int(np.searchsorted(p.cumsum(), uniform, side="right")))
+        if response[-1] == 0:  # the end
             break
     return response
 
@@ -109,7 +109,9 @@ def sample(w, uniforms):
 def grade(text):
     """The reward: 0.1 for the format, and 1 for an answer that makes 3 from 1 and 2, once each."""
     found = re.fullmatch("</think>\n<answer>(.*)</answer>", text)
-    return 0.1 * bool(found) + (found is not None and found[1] in ("1+2", "2+1"))
+    if found is None:
+        return 0.0
+    return 1.1 if found[1] in ("1+2", "2+1") else 0.1
 
 
 def walk():
@@ -151,9 +153,9 @@ def walk():
     answer = (tokens == VOCABULARY.index("\n<answer>")).cumsum(1) > 0  # (B, T) from <answer> on
     weight = np.where(answer, 1, 0.5) * mask  # (B, T)
     weight = weight * mask.sum(1, keepdims=True) / weight.sum(1, keepdims=True)  # averages 1
-    yield "credit by outcome_conditional", """Another method differs in these numbers and nowhere
-        else: this one gives half to what comes before <answer>, rescaled to the same mean in each
-        response.""", advantage[:, None] * weight
+    yield "credit by outcome_conditional", """Another credit function differs in these numbers and
+        nowhere else: this one gives half to what comes before <answer>, rescaled to the same mean
+        in each response.""", advantage[:, None] * weight
     yield from updates(w, tokens, mask, old, credit)
 
 
@@ -161,19 +163,21 @@ def walk():
 
 
 def gradient_of(w, tokens, d_logits):
-    """d loss / d weight by name, from d_logits (B, T, V), which is d loss / d logit: times
-    d logit / d weight, summed over all logits.
+    """d loss / d weight by name, from d_logits (B, T, V), which is d loss / d logit: the sum over
+    all logits of d_logits * d logit / d weight.
 
-    PyTorch finds all of it in one pass backward through `forward`. Here each weight is nudged, up
-    and down, and the sum of d_logits * logits changes as the loss does, for d_logits stays fixed.
+    PyTorch finds all of it in one pass backward through `forward`. Here each weight is nudged up
+    and down a little; the sum of d_logits * logits, in which d_logits stays fixed, changes by the
+    nudges times the gradient.
     """
     gradient = {name: np.zeros_like(x) for name, x in w.items()}
     for name, x in w.items():
         for i in np.ndindex(x.shape):
-            kept = x[i]
+            kept, sums = x[i], []
             for nudge in (1e-5, -1e-5):
                 x[i] = kept + nudge
-                gradient[name][i] += (d_logits * response_logits(w, tokens)).sum() / (2 * nudge)
+                sums.append((d_logits * response_logits(w, tokens)).sum())
+            gradient[name][i] = (sums[0] - sums[1]) / 2e-5
             x[i] = kept
     return gradient
 

@@ -6,18 +6,18 @@ trained:
     y = x W^T + (alpha / r) (x A^T) B^T
 
 B is 0 at first, so the model begins as it was. What is frozen needs no gradient, float32 master or
-moments. Why a low rank is enough for RL: a response's reward is one number, so a step can teach a
-few bits a response, and in a real model even rank 1 has thousands of numbers in each matrix ("LoRA
-Without Regret", Schulman et al. 2025, where the best learning rate is about 10 times that of full
-training, each at its best; lab/real/README.md tries four).
+moments. Why a low rank is enough for RL: a response's reward is one number, which holds a few bits.
+In a real model even rank 1 has thousands of numbers in each matrix. ("LoRA Without Regret",
+Schulman et al. 2025. Its best learning rate is about 10 times that of full training;
+lab/real/README.md tries four.)
 
 How this differs from the paper:
 1. All matrices of a layer have an adapter, not only those of q and v. A is uniform within 1 /
    sqrt(inputs), not normal.
-2. Our q, k and v are one matrix, and so are gate and up. But each of the five has its own A and B,
-   as in PEFT.
-3. The model that is trained is never merged, checkpoints are: the sampler multiplies as the update
-   does, so the first ratio is 1 as without LoRA.
+2. Our q, k and v are one matrix, and so are gate and up. But each of these five parts has its own A
+   and B, as in PEFT.
+3. The model that is trained keeps its adapters apart; only a checkpoint is merged. So the sampler
+   multiplies as the update does, and the first ratio is 1 as without LoRA.
 
 Run it:  python train.py --lora_rank 8 --lr 1e-3
 """
@@ -34,17 +34,17 @@ from qwen2_model import Qwen2, at_least_float32, parts_of
 
 
 class Adapter(nn.Module):
-    """A and B for one of our matrices W, which is 1, 2 or 3 matrices of a checkpoint, its parts,
-    stacked.
+    """A and B for one of our matrices W. In it 1, 2 or 3 matrices of a checkpoint are stacked, its
+    parts.
 
-    A (parts r, inputs) has the parts' A below each other, B (outputs, r) their B.
+    A (parts * r, inputs) has the parts' A stacked, B (outputs, r) their B.
     """
 
     def __init__(
         self, w: Tensor, parts: dict[str, int], rank: int, alpha: float,
         generator: torch.Generator, dtype: torch.dtype
     ):
-        """w (outputs, inputs). parts: name and rows of each part, in order."""
+        """w (outputs, inputs). parts: the rows of each part by its name, in order."""
         super().__init__()
         self.rank, self.alpha = rank, alpha
         self.parts, self.sizes = list(parts), list(parts.values())
@@ -53,12 +53,12 @@ class Adapter(nn.Module):
         self.A = nn.Parameter(A.to(w.device, dtype))
         self.B = nn.Parameter(w.new_zeros(len(w), rank, dtype=dtype))
 
-    def add(self, x: Tensor, y: Tensor) -> Tensor:
+    def add_to(self, y: Tensor, x: Tensor) -> Tensor:
         """Add (alpha / r) (x A^T) B^T, of x (..., inputs), to y (..., outputs), in place."""
-        narrow = F.linear(x, self.A).split(self.rank, dim=-1)  # of each part (..., r)
-        pairs = zip(narrow, self.B.split(self.sizes))
-        added = torch.cat([F.linear(z, B) for z, B in pairs], dim=-1)  # (..., outputs)
-        return y.add_(added, alpha=self.alpha / self.rank)
+        x_A = F.linear(x, self.A).split(self.rank, dim=-1)  # (..., r) of each part
+        B = self.B.split(self.sizes)  # (rows, r) of each part
+        x_A_B = torch.cat([F.linear(z, b) for z, b in zip(x_A, B)], dim=-1)  # (..., outputs)
+        return y.add_(x_A_B, alpha=self.alpha / self.rank)
 
     def change(self) -> Tensor:
         """(alpha / r) B A, what is added to W (outputs, inputs), in float32 or wider."""
@@ -70,12 +70,13 @@ class Adapter(nn.Module):
 def add_adapters(model: Qwen2, rank: int, alpha: float, seed: int) -> None:
     """Freeze a model, and give each matrix of its layers an adapter."""
     generator = torch.Generator().manual_seed(seed)
-    for name, w in list(model.requires_grad_(False).named_parameters()):
-        layer, _, own = name.rpartition(".")
-        if layer and w.dim() == 2:
+    model.requires_grad_(False)
+    for name, w in list(model.named_parameters()):
+        layer, _, short_name = name.rpartition(".")  # such as layers.0, qkv
+        if layer and w.dim() == 2:  # a matrix of a layer
             parts = parts_of(name, len(w), model.config)
             adapter = Adapter(w, parts, rank, alpha, generator, model.dtype)
-            setattr(model.get_submodule(layer), own + "_adapter", adapter)
+            setattr(model.get_submodule(layer), short_name + "_adapter", adapter)
 
 
 def adapters(model: Qwen2) -> dict[str, Adapter]:
@@ -97,7 +98,7 @@ def merged(model: Qwen2) -> Qwen2:
 
 
 def peft_tensors(model: Qwen2) -> dict[str, Tensor]:
-    """All A and B by their names in PEFT: views, so what is copied into them is the model's."""
+    """All A and B by their names in PEFT, as views: what is copied into one, the model has."""
     return {f"base_model.model.{part.removesuffix('weight')}lora_{letter}.weight": x.detach()
             for adapter in adapters(model).values()
             for letter, stack in (("A", adapter.A.split(adapter.rank)),
@@ -114,6 +115,7 @@ def save_adapters(model: Qwen2, folder: Path, base: str) -> None:
         "peft_type": "LORA", "task_type": "CAUSAL_LM",
         "base_model_name_or_path": str(Path(base).absolute()),
         "r": one.rank, "lora_alpha": one.alpha,
+        # From ...self_attn.q_proj.lora_A.weight the q_proj.
         "target_modules": sorted({name.split(".")[-3] for name in tensors})})
     replace_file(folder / "adapter_model.safetensors",
                  lambda part: save_file(tensors, part, metadata={"format": "pt"}))
@@ -125,7 +127,7 @@ def load_adapters(model: Qwen2, folder: str, rank: int, alpha: float, base: str)
     found = read_adapter(Path(folder), rank, alpha, model.dtype, Path(base))
     try:
         check_tensors(f"the adapter in {folder}", mine, found)
-    except ValueError as error:  # not of all matrices of the layers and no others
+    except ValueError as error:  # it must have all matrices of the layers, and no others
         untie = model.config.tie_word_embeddings and any(".layers." not in name for name in found)
         advice = UNTIE + MERGE if untie else MERGE
         raise ValueError(f"{error}: {advice}") from None

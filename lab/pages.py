@@ -55,7 +55,7 @@ def names_of(row: list[str]) -> set[str]:
 
 def overview(match: re.Match) -> str:
     """The table of all credit functions that opens docs/methods.md: whose each is, and what a run must provide."""
-    lines = [f"<!-- {match[1]} -->", "| method | credit | whose | needs |", "|---|---|---|---|"]
+    lines = [f"<!-- {match[1]} -->", "| credit function | credit | whose | needs |", "|---|---|---|---|"]
     for name, method in CREDIT_FUNCTIONS.items():
         formula = method.summary.partition(": ")[0].removeprefix("credit = ").replace("|", "\\|")
         marks = ((words, re.search(mark, method.function.__doc__ or "")) for mark, words in ORIGINS.items())

@@ -23,31 +23,31 @@ def check_name(function: Any, name: str, taken: dict[str, Any]) -> None:
             f"there are two credit functions named {name}: rename one of them")
 
 
-def check_parameters(method: Any) -> None:
+def check_parameters(function: Any) -> None:
     """ValueError for a hyper-parameter of a credit function that can't become a flag: its default says the flag's type.
     """
-    for p in list(inspect.signature(method.function).parameters.values())[1:]:  # the first is the batch
+    for p in list(inspect.signature(function.function).parameters.values())[1:]:  # the first is the batch
         require(type(p.default) in (bool, int, float, str),
-                f"{method.name}: the parameter {p} can't become a flag; give it a bool, int, float or str as default")
-        require(p.annotation in (p.empty, type(p.default)), f"{method.name}: the default of {p} is of another type, "
+                f"{function.name}: the parameter {p} can't become a flag; give it a bool, int, float or str as default")
+        require(p.annotation in (p.empty, type(p.default)), f"{function.name}: the default of {p} is of another type, "
                 "and the flag would get that: write 2.0, say, for a float of 2")
 
 
-def required(method: Any, hyper_parameters: dict) -> tuple[str, ...]:
+def required(function: Any, hyper_parameters: dict) -> tuple[str, ...]:
     """What a credit function needs of a run, with these hyper-parameters and the others at their defaults."""
-    needs = method.needs(**method.parameters | hyper_parameters) if callable(method.needs) else method.needs
+    needs = function.needs(**function.parameters | hyper_parameters) if callable(function.needs) else function.needs
     require(isinstance(needs, tuple),
-            f'{method.name}: needs must be a tuple of names, such as ("critic",), not {needs!r}')
+            f'{function.name}: needs must be a tuple of names, such as ("critic",), not {needs!r}')
     return needs
 
 
-def checked(returned: Any, method: Any, batch: Any) -> Tensor:
+def checked(returned: Any, function: Any, batch: Any) -> Tensor:
     """The weights or credit (B, T) that a credit function returned, 0 on padding; ValueError where that is neither, or
     `own_numbers` refuses what it logs."""
-    values = per_token(returned, batch, f"{method.name} must return {'weights' if method.is_reweighting else 'credit'}")
-    batch.log = own_numbers(method.name, batch)
-    require(not method.is_reweighting or (values >= 0).all(),
-            f"{method.name} returned a negative weight: credit of either sign is for @token_credit")
+    values = per_token(returned, batch, f"{function.name} must return {'weights' if function.is_reweighting else 'credit'}")
+    batch.log = own_numbers(function.name, batch)
+    require(not function.is_reweighting or (values >= 0).all(),
+            f"{function.name} returned a negative weight: credit of either sign is for @token_credit")
     return values
 
 

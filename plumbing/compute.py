@@ -24,16 +24,16 @@ def recomputed(function: Callable) -> Callable:
     return partial(checkpoint, function, use_reentrant=False, preserve_rng_state=False)
 
 
-def by_rows(function: Callable, numbers: int, at_once: int, *rows: Tensor | None,
-            kept: float = math.inf) -> Tensor | tuple[Tensor, ...]:
+def in_parts(function: Callable, *rows: Tensor | None, row_size: int, at_once: int,
+             kept: float = math.inf) -> Tensor | tuple[Tensor, ...]:
     """function(*rows): a tensor, or a tuple of tensors, with a row for each row of its arguments, which may be None.
 
-    It makes `numbers` numbers a row: at most at_once of them at a time, and again for the backward pass where that
-    would keep more than `kept`.
+    It makes row_size numbers a row: at most at_once of them at a time, and again for the backward pass where that would
+    keep more than `kept`.
     """
-    if torch.is_grad_enabled() and len(rows[0]) * numbers > kept:
+    if torch.is_grad_enabled() and len(rows[0]) * row_size > kept:
         function = recomputed(function)
-    size = max(1, at_once // max(1, numbers))
+    size = max(1, at_once // max(1, row_size))
     if len(rows[0]) <= size:
         return function(*rows)
     found = [function(*part) for part in zip(*(repeat(None) if x is None else x.split(size) for x in rows))]

@@ -30,9 +30,9 @@ class Arguments(NamedTuple):
     on_step: str | None = None  # module:function that is handed each row of metrics.csv
 
 
-def parse(arguments: list[str], defaults: Settings, methods: dict, choices: dict[str, tuple], usage: str) -> Arguments:
+def parse(arguments: list[str], defaults: Settings, functions: dict, choices: dict[str, tuple], usage: str) -> Arguments:
     """Parse the command line of train.py. usage: its own help, above that of the flags; the others: see parse_with."""
-    parser = new_parser(usage="python train.py [--flag value ...]", description=usage, epilog=methods_help(methods))
+    parser = new_parser(usage="python train.py [--flag value ...]", description=usage, epilog=functions_help(functions))
     others = new_parser(add_help=False)  # flags that are no settings of a run
     for name, kind in OTHERS.items():
         others.add_argument(f"--{name}", type=kind)
@@ -52,7 +52,7 @@ def parse(arguments: list[str], defaults: Settings, methods: dict, choices: dict
         for name in ("out", "arithmetic", *["model"] * bundled):  # a folder that may exist; another processor's
             settings.pop(name, None)
         words = words_of(file, config, words, defaults) + words
-    found = parse_with(parser, words, defaults, methods, choices)
+    found = parse_with(parser, words, defaults, functions, choices)
     return found._replace(resume=given.resume, on_step=given.on_step)
 
 
@@ -64,12 +64,12 @@ def words_of(file: Path, config: dict, words: list[str], defaults: Settings) -> 
     if unknown := sorted(values.keys() - vars(defaults).keys()):
         fail(f"{file} has a setting {unknown[0]}, which this version of train.py does not have: take the one that "
              "wrote it or, for a new run, remove it")
-    if chosen_method(words, mitigation) == mitigation:
+    if chosen_function(words, mitigation) == mitigation:
         values |= config["method"]
     return [f"--{name}={value}" for name, value in values.items()]
 
 
-def chosen_method(words: list[str], default: str) -> str:
+def chosen_function(words: list[str], default: str) -> str:
     """The value of --mitigation, which decides what other flags there are."""
     first = new_parser(add_help=False)
     first.add_argument("--mitigation", default=default)
@@ -89,22 +89,22 @@ def load_function(name: str | None) -> Callable[[dict], object]:
     return found
 
 
-def parse_with(parser: ArgumentParser, arguments: list[str], defaults: Settings, methods: dict,
+def parse_with(parser: ArgumentParser, arguments: list[str], defaults: Settings, functions: dict,
                choices: dict[str, tuple]) -> Arguments:
     """Add the flags of `defaults`, a dataclass instance, and of the credit function that --mitigation names, and parse.
-    methods: the credit functions by name. choices: the legal values of some flags."""
-    chosen, arguments = chosen_method(arguments, defaults.mitigation), [*map(present_name, arguments)]
-    if chosen not in methods:
-        near = ", ".join(difflib.get_close_matches(chosen, methods, cutoff=0.0))
+    functions: the credit functions by name. choices: the legal values of some flags."""
+    chosen, arguments = chosen_function(arguments, defaults.mitigation), [*map(present_name, arguments)]
+    if chosen not in functions:
+        near = ", ".join(difflib.get_close_matches(chosen, functions, cutoff=0.0))
         if chosen.lower() in choices.get("advantage", ()):  # GRPO, RLOO
             near = f"--mitigation none --advantage {chosen.lower()}"
         fail(f"there is no credit function {chosen}: did you mean {near}? --help lists them all")
-    method, helps = methods[chosen], comments(type(defaults))
-    check_parameters(method)
-    if taken := method.parameters.keys() & {"help", *OTHERS, *OLD_NAMES, *helps}:
+    function, helps = functions[chosen], comments(type(defaults))
+    check_parameters(function)
+    if taken := function.parameters.keys() & {"help", *OTHERS, *OLD_NAMES, *helps}:
         fail(f"{chosen} has a keyword argument named {min(taken)}, but there is a flag of that name: rename it")
-    helps |= dict.fromkeys(method.parameters, f"of {chosen}")
-    for name, default in (vars(defaults) | method.parameters).items():
+    helps |= dict.fromkeys(function.parameters, f"of {chosen}")
+    for name, default in (vars(defaults) | function.parameters).items():
         typed = {"type": to_bool, "nargs": "?", "const": True} if type(default) is bool else {"type": type(default)}
         shown = "empty" if default == "" else str(default).replace("%", "%%")  # argparse formats the help by %
         parser.add_argument(f"--{name}", default=default, choices=choices.get(name),
@@ -113,8 +113,8 @@ def parse_with(parser: ArgumentParser, arguments: list[str], defaults: Settings,
     if unknown:
         fail(f"--mitigation {chosen} takes no {unknown[0]}: {hint_of(unknown[0], [f'--{name}' for name in helps])}")
     found = Arguments(type(defaults)(**{name: getattr(known, name) for name in vars(defaults)}),
-                      {name: getattr(known, name) for name in method.parameters})
-    check_method_flags(method, found, defaults)
+                      {name: getattr(known, name) for name in function.parameters})
+    check_taken(function, found, defaults)
     return found
 
 
@@ -146,12 +146,12 @@ def new_parser(**options) -> ArgumentParser:
     return parser
 
 
-def check_method_flags(method: Any, found: Arguments, defaults: Settings) -> None:
+def check_taken(function: Any, found: Arguments, defaults: Settings) -> None:
     """Exit where a flag has no effect on the chosen credit function, or where a hyper-parameter is NaN or too large."""
-    takes = {"normalize": method.is_reweighting, "advantage": method.from_advantage, "shaping": method.from_advantage}
+    takes = {"normalize": function.is_reweighting, "advantage": function.from_advantage, "shaping": function.from_advantage}
     for name, taken in takes.items():
         if not taken and getattr(found.settings, name, "") != getattr(defaults, name, ""):
-            fail(f"--mitigation {method.name} takes no --{name}: that is for "
+            fail(f"--mitigation {function.name} takes no --{name}: that is for "
                  + ("a @reweighting" if name == "normalize" else "@token_credit(from_advantage=True)"))
     for name, value in found.hyper_parameters.items():
         if isinstance(value, (int, float)) and not abs(value) < 1e12:
@@ -171,19 +171,19 @@ def comments(settings_class: type) -> dict[str, str]:
     return {line[0].split(":")[0].strip(): line[1] for line in lines if len(line) == 2 and ":" in line[0]}
 
 
-def methods_help(methods: dict) -> str:
+def functions_help(functions: dict) -> str:
     """The credit functions with their flags and formulas, for --help."""
     lines = ["credit functions (A advantage, L length, r reward of a response; p probability, H entropy, V expected",
              "reward at a token; z z-score):"]
-    for method in methods.values():
-        flags = "".join(f" --{name} {default}" for name, default in method.parameters.items())
-        lines.append(f"  {method.name}{flags}\n      {method.summary}")
+    for function in functions.values():
+        flags = "".join(f" --{name} {default}" for name, default in function.parameters.items())
+        lines.append(f"  {function.name}{flags}\n      {function.summary}")
     return "\n".join(lines)
 
 
-def changed(settings: Settings, defaults: Settings, hyper_parameters: dict, method: Any) -> dict:
+def changed(settings: Settings, defaults: Settings, hyper_parameters: dict, function: Any) -> dict:
     """The hyper-parameters and settings that differ from their defaults, by name."""
-    standard = method.parameters | vars(defaults)
+    standard = function.parameters | vars(defaults)
     return {name: value for name, value in (hyper_parameters | vars(settings)).items() if value != standard[name]}
 
 

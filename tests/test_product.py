@@ -35,7 +35,7 @@ def test_logits_and_gradients_are_nearer_to_float64_than_those_of_bfloat16(famil
         measured(*dtypes) for dtypes in ((torch.float64,), (torch.bfloat16,), (torch.bfloat16, torch.float32)))
     model = load_model(tmp_path)
     model.arithmetic = torch.bfloat16
-    assert model.hidden(random_tokens(3, 12), Cache(model, 3)).dtype == torch.bfloat16  # a bias leaves it so, too
+    assert model.hidden(random_tokens(3, 12), Cache(model, torch.zeros(3))).dtype == torch.bfloat16  # a bias leaves it so, too
     assert_close(got, logits, 1e-4)
     for name, gradient in exact.items():
         assert (nearer[name] - gradient).norm() < (rounded[name] - gradient).norm(), name

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 import qwen2_model
-from plumbing.compute import attention_on_gpu, by_rows
+from plumbing.compute import attention_on_gpu, in_parts
 from qwen2_model import attention, load_model, parse_config, save_model, to_checkpoint
 from tests.random_checkpoints import FAMILIES, HF, V, assert_close, assert_same_logits, both, random_tokens
 
@@ -201,7 +201,7 @@ def test_log_probs_and_their_gradients_are_autograds(tied, temperature, logits_k
 def test_attention_is_torchs_own(at_once, kept):
     """Guards against key heads that go to other query heads than theirs, on a GPU, too, a lost scale or bias, and rows
     that are lost where they are computed in pieces, or again."""
-    in_parts = lambda *given: by_rows(attention, 6 * 5 * 8, at_once, *given, kept=kept)
+    parted = lambda *given: in_parts(attention, *given, row_size=6 * 5 * 8, at_once=at_once, kept=kept)
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(*shape, 4, dtype=torch.float64, generator=generator, requires_grad=True)
                for shape in ((3, 6, 5), (3, 2, 8), (3, 2, 8)))
@@ -210,7 +210,7 @@ def test_attention_is_torchs_own(at_once, kept):
     upstream = torch.randn(3, 6, 5, 4, dtype=torch.float64, generator=generator)
     usual = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, enable_gqa=True)
     expected = torch.autograd.grad(usual, (q, k, v), upstream)
-    for function in (in_parts, attention_on_gpu):
+    for function in (parted, attention_on_gpu):
         saved = []
         with torch.autograd.graph.saved_tensors_hooks(lambda x: (saved.append(x), x)[1], lambda x: x):
             found = function(q, k, v, bias)

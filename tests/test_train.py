@@ -534,7 +534,7 @@ def test_a_run_is_resumed_with_less_memory_and_says_so(quick, tmp_path, capsys, 
     for folder in (one, two):
         run(*SMALL, "--steps", 2, "--mitigation", "ppo", "--out", folder)
     changes = {"steps": [2, 4], "eval_every": [25, 3], "pass_at": [0, 2], "checkpoint_every": [0, 4],
-               "micro_batch": [24, 1], "checkpoint_activations": [False, True], "optimizer_device": ["", "cpu"]}
+               "micro_batch": [32, 1], "checkpoint_activations": [False, True], "optimizer_device": ["", "cpu"]}
     less = [f"--{name}={new}" for name, (_, new) in changes.items()] + ["--device", "cpu"]
     assert "takes no --lr, only" in refusal(train, "--resume", two, *less, "--lr", 1)
     run("--resume", two, *less)

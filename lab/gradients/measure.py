@@ -21,7 +21,7 @@ from grpo import compare
 from lab.heads import FITTED, LIMIT, credit_gradients, find_heads, fitted_methods, sample
 from lab.statistics import cell, jackknife
 from methods.registry import CREDIT_FUNCTIONS
-from mitigations import CreditFunction
+from methods.credit_function import CreditFunction
 from plumbing.checks import required
 from plumbing.files import require
 from plumbing.flags import new_parser

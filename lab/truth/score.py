@@ -31,7 +31,7 @@ from methods.heads import load_head
 from methods.queries import Queries
 from plumbing.checks import check_pure, required
 from plumbing.files import read_arrays, require
-from plumbing.flags import changed, methods_help, new_parser, parse_with
+from plumbing.flags import changed, functions_help, new_parser, parse_with
 from plumbing.launch import with_model
 from plumbing.terminal import one_sentence
 from plumbing.report import Estimate, Table
@@ -133,7 +133,7 @@ def table_scores(name: str, own: Score, entropy: Estimate, published: Path) -> T
 def parse(arguments: list[str]) -> tuple[Options, dict]:
     """The options, and the credit function's hyper-parameters; exits where a flag is wrong."""
     parser = new_parser(usage="python -m lab.truth.score [--flag value ...]", description=__doc__,
-                        epilog=methods_help(CREDIT_FUNCTIONS))
+                        epilog=functions_help(CREDIT_FUNCTIONS))
     return parse_with(parser, arguments, Options(), CREDIT_FUNCTIONS, CHOICES)[:2]
 
 
