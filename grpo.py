@@ -54,7 +54,7 @@ from plumbing.compute import whole_groups
 from plumbing.metrics import UpdateColumns
 from plumbing.optimizer import Optimizer
 from rollout import Policy, TokenBatch, by_group
-from sampler import read
+from sampler import read_responses
 from settings import Settings
 
 # --------------------------------------------------------------------------------------- advantage
@@ -182,7 +182,7 @@ def update(
     """Take --updates_per_batch optimizer steps on one batch, given its credit (B, T). Returns
     columns of metrics.csv.
 
-    A micro-batch is whole groups, so that `read` reads each prompt once for all its responses.
+    A micro-batch is whole groups: `read_responses` reads each prompt once for all its responses.
     Micro-batches save memory and change the result by rounding at most, because each token's share
     of the loss is fixed for the whole step.
     """
@@ -200,7 +200,7 @@ def update(
     for k in range(s.updates_per_batch):
         optimizer.zero_grad()
         for rows in whole_groups(batch.group, rows_used, s.micro_batch):  # (b,)
-            logprob = read(policy.model, batch, rows, at_once=s.micro_batch)  # (b, T) of pi, now
+            logprob = read_responses(policy.model, batch, rows, at_once=s.micro_batch)  # (b, T)
             if k == 0 and s.old_logprob == "update":  # see point 3 above
                 old[rows] = logprob.detach()
             mask = batch.mask[rows]  # (b, T)

@@ -26,16 +26,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from extras.recorded import RecordedRoom
-from plumbing.compute import by_length, in_parts, with_replies
+from plumbing.compute import in_parts, pieces_of_like_length, with_replies
 from qwen2_model import Cache, Qwen2
 
-LOGITS_AT_ONCE = {False: 2**18, True: 2**26}  # on a CPU, as many as its cache holds; on a GPU
-# Memory of keys and values while evaluating, on a CPU, and on a GPU. (With it an evaluation of Qwen
-# 0.5B takes 2.8 GB, a step 2.7; with four times as much it took 3.9.)
-ROOM_BYTES = {False: 2**27, True: 2**30}
+LOGITS_AT_ONCE = 2**18  # that `choose` looks at on a CPU: as many as the processor's cache holds
+# Keys and values while evaluating, on a CPU: an evaluation of Qwen 0.5B then takes 2.8 GB, about as
+# much as a training step. With four times as much it took 3.9.
+ROOM_BYTES = 2**27
 RECORDED_ON = ("cuda",)  # devices that replay a recorded decode step
 
-Replies = Sequence[dict[int, list[int]]]  # each {t: what is read before token t}
+Replies = Sequence[dict[int, list[int]]]  # of each response {t: the tokens read before column t}
 
 
 class Samples(NamedTuple):
@@ -55,25 +55,26 @@ class Samples(NamedTuple):
 
 
 class Rules(NamedTuple):
-    """Exceptions to the rule that a response has up to T tokens, each drawn from the whole pi."""
+    """Exceptions to the rule that a response ends by an end token or at the common limit, and that
+    its tokens are drawn from the whole pi."""
 
-    limit: Tensor | None = None  # (B,) the tokens that each response may have; None: T
+    limits: Tensor | None = None  # (B,) the tokens that each response may have
     excluded: Tensor | None = None  # (B,) what the first token may not be: methods/oracle.py
     greedy: bool = False  # take the most probable token, whatever the random number
-    # Called after each column, with their number, and the share of responses still running.
+    # Called after each column: how many there are, and the share of responses still running.
     watch: Callable[[int, float], object] = lambda columns, running: None
-    read: Callable | None = None  # reads the prompts, as `read_prompts` does: extras/prefixes.py
+    read_prompts: Callable | None = None  # instead of `read_prompts` below: extras/prefixes.py
 
 
 # ----------------------------------------------------------------------------------------- a token
 
 
 def draw(p: Tensor, uniform: Tensor) -> Tensor:
-    """Inverse-CDF sampling: the token (n, 1) where the cumulative probability passes uniform (n,)
-    times the total.
+    """Inverse-CDF sampling: the token (n, 1) at which the cumulative sum of p (n, V) passes the
+    random number uniform (n,) times the total of p.
 
-    p (n, V) is 0 for a token that must not be drawn, so the total may be below 1. The sum is in
-    fp64: fp32 would lose the tail of a large vocabulary.
+    p is 0 for a token that must not be drawn; then the total is below 1. The sum is in fp64: fp32
+    would lose the tail of a large vocabulary.
     """
     cumulative = p.cumsum(-1, dtype=torch.float64)  # (n, V)
     # right=True finds the first entry strictly above the number. A token of probability 0 adds
@@ -104,7 +105,7 @@ def choose(
 ) -> tuple[Tensor, Tensor]:
     """A token (n,) from each row of logits (n, V), and its measures (n, 3), see `measure`.
 
-    uniform, excluded (n,). It takes some rows at a time, which the processor's cache holds.
+    uniform, excluded (n,). It takes as many rows at a time as LOGITS_AT_ONCE allows.
     """
     def choose_some(logits: Tensor, uniform: Tensor, excluded: Tensor | None) -> tuple:
         log_probs = logits.log_softmax(-1)  # (n, V)
@@ -113,7 +114,7 @@ def choose(
         token = allowed.argmax(1, keepdim=True) if greedy else draw(allowed, uniform)  # (n, 1)
         return token[:, 0], measure(log_probs, p, token)
 
-    at_once = LOGITS_AT_ONCE[logits.is_cuda]
+    at_once = 2**26 if logits.is_cuda else LOGITS_AT_ONCE
     return in_parts(choose_some, logits, uniform, excluded,
                     row_size=logits.shape[1], at_once=at_once)
 
@@ -125,11 +126,11 @@ class Room(Cache):
     """A cache with room for T more columns, written in place and without gradient, whose rows may
     leave."""
 
-    def __init__(self, read: Cache, rows: Tensor, T: int):
-        """It goes on after rows (B,) of what a cache has read."""
-        self.start, self.columns = read.start[rows], read.keys[0].shape[2]
-        self.keys, self.values = ([self.make_room(x[rows], T) for x in side]
-                                  for side in (read.keys, read.values))
+    def __init__(self, prompts: Cache, rows: Tensor, T: int):
+        """Its rows go on after what rows (B,) of the prompts' cache have read."""
+        self.start, self.columns = prompts.start[rows], prompts.keys[0].shape[2]
+        self.keys = [self.make_room(x[rows], T) for x in prompts.keys]
+        self.values = [self.make_room(x[rows], T) for x in prompts.values]
 
     @staticmethod
     def make_room(x: Tensor, T: int) -> Tensor:
@@ -139,8 +140,8 @@ class Room(Cache):
         room[:, :, :columns] = x
         return room
 
-    def read(self, model: Qwen2, token: Tensor) -> Tensor:
-        """The states (R, D) that follow one more token of each row (R,)."""
+    def next_states(self, model: Qwen2, token: Tensor) -> Tensor:
+        """Read one more token of each row (R,). Returns the states (R, D) behind them."""
         states = model.hidden(token[:, None], self)[:, 0]
         self.columns += 1
         return states
@@ -152,10 +153,13 @@ class Room(Cache):
         return keys, values
 
     def keep(self, running: Tensor) -> Tensor:
-        """Rows leave where running (R,) is False, and the last of the others take their places, so
-        that few are copied. Returns the old index (n,) of the row in each place."""
+        """Drop the rows where running (R,) is False. Returns the old index (n,) of each that stays.
+
+        Running rows from the end move into the gaps, so few are copied: sampling takes 0.93 of the
+        time. Running 1 0 1 1 0: row 3 moves into gap 1, and the result is 0 3 2.
+        """
         n, C = int(running.sum()), self.columns
-        order = torch.arange(n, device=running.device)  # (n,)
+        order = torch.arange(n, device=running.device)
         gaps = (~running[:n]).nonzero()[:, 0]
         order[gaps] = n + running[n:].nonzero()[:, 0]
         for x in (*self.keys, *self.values):
@@ -166,10 +170,10 @@ class Room(Cache):
 
 
 def rows_that_fit(model: Qwen2, columns: int) -> int:
-    """How many rows of so many columns have keys and values of ROOM_BYTES."""
-    c, numbers = model.config, columns * model.dtype.itemsize
-    row_bytes = 2 * c.num_hidden_layers * c.num_key_value_heads * c.head_dim * numbers  # 2: k, v
-    return ROOM_BYTES[model.norm.is_cuda] // row_bytes
+    """How many rows of so many columns fit into ROOM_BYTES; on a GPU, into 8 times that."""
+    c, column_bytes = model.config, model.dtype.itemsize * columns
+    row_bytes = 2 * c.num_hidden_layers * c.num_key_value_heads * c.head_dim * column_bytes
+    return ROOM_BYTES * (8 if model.norm.is_cuda else 1) // row_bytes
 
 
 def read_prompts(model: Qwen2, prompts: list[list[int]]) -> tuple[Cache, Tensor]:
@@ -191,32 +195,34 @@ def generate(
 ) -> Samples:
     """Sample G responses to each of Q prompts; response g to prompt q is row q * G + g.
 
-    uniforms (B, T) float64 in [0, 1): the random number behind each token. A response stops at one
-    of end_tokens, or after T tokens, or where the rules say so.
+    uniforms (B, limit) float64 in [0, 1): the random number behind each token. A response stops at
+    one of end_tokens, or at the limit, or where the rules say so.
     """
-    (B, T), device = uniforms.shape, model.norm.device
+    (B, limit), device = uniforms.shape, model.norm.device
     uniforms, ends = uniforms.to(device), torch.tensor(end_tokens, device=device)
-    limit = (torch.full((B,), T) if rules.limit is None else rules.limit).to(device)  # (B,)
+    limits = torch.full((B,), limit, device=device)
+    if rules.limits is not None:
+        limits = rules.limits.to(device)
     excluded = None if rules.excluded is None else rules.excluded.to(device)
-    tokens = torch.zeros(B, T, dtype=torch.long, device=device)
-    measures = torch.zeros(3, B, T, dtype=model.wide_dtype, device=device)
+    tokens = torch.zeros(B, limit, dtype=torch.long, device=device)
+    measures = torch.zeros(3, B, limit, dtype=model.wide_dtype, device=device)
     length = torch.zeros(B, dtype=torch.long, device=device)
-    # A tenth faster than no_grad. What is made inside can never get a gradient; what is returned
-    # was made above.
+    # A tenth faster than no_grad. No update could use a tensor that is made inside: those that are
+    # returned are made outside.
     with torch.inference_mode():
-        cache, last = (rules.read or read_prompts)(model, prompts)
+        cache, last = (rules.read_prompts or read_prompts)(model, prompts)  # last (Q,)
         prompt_of = torch.arange(len(prompts), device=device).repeat_interleave(B // len(prompts))
-        room_of = RecordedRoom if device.type in RECORDED_ON else Room
-        room, token = room_of(cache, prompt_of, T), last[prompt_of]  # (B,)
+        room_type = RecordedRoom if device.type in RECORDED_ON else Room
+        room, token = room_type(cache, prompt_of, limit), last[prompt_of]  # (B,)
         rows = torch.arange(B, device=device)  # (B',) the responses that are still running
-        for t in range(T):
-            logits = model.logits(room.read(model, token))  # (B', V)
-            never = excluded if t == 0 else None
-            token, measured = choose(logits, uniforms[rows, t], never, rules.greedy)
+        for t in range(limit):
+            logits = model.logits(room.next_states(model, token))  # (B', V)
+            excluded_now = excluded if t == 0 else None
+            token, measured = choose(logits, uniforms[rows, t], excluded_now, rules.greedy)
             tokens[rows, t] = token  # (B',)
             measures[:, rows, t] = measured.T  # (3, B')
             length[rows] = t + 1
-            running = ~torch.isin(token, ends) & (limit[rows] > t + 1)  # (B',)
+            running = ~torch.isin(token, ends) & (limits[rows] > t + 1)  # (B',)
             if not running.all():
                 order = room.keep(running)
                 rows, token = rows[order], token[order]
@@ -257,7 +263,7 @@ def logprobs_of(model: Qwen2, piece: Piece) -> Tensor:
     return model.logprob(states_of(model, piece), piece.tokens)
 
 
-def read(
+def read_responses(
     model: Qwen2, batch: Any, rows: Tensor, reader: Callable = logprobs_of,
     given: Sequence[Tensor] = (), at_once: int = 16
 ) -> Tensor:
@@ -271,15 +277,17 @@ def read(
     groups, prompt_of = batch.group[rows].unique(return_inverse=True)  # (q,), (m,)
     cache, last = read_prompts(model, [batch.prompts[q] for q in groups.tolist()])
     mask, before = batch.mask[rows], [batch.before[i] for i in rows.tolist()]  # (m, T), m
-    text, sampled = with_replies(batch.tokens[rows], mask, before)  # (m, S) each
+    text, sampled = with_replies(batch.tokens[rows], mask, before)  # (m, S): in one turn S is T
     inputs = torch.cat((last[prompt_of, None], text[:, :-1]), dim=1)  # (m, S) predict the text
     places, values = [], []
-    for some, S in by_length(sampled, at_once):  # (b,)
-        i, t = mask[some].nonzero(as_tuple=True)  # (n,) each
-        places.append((some[i], t))
-        real = sampled[some, :S]  # (b, S) has the same n tokens in the same order
-        piece = Piece(inputs[some, :S], cache.rows(prompt_of[some]), real, text[some, :S][real])
-        values.append(reader(model, piece, *(x[places[-1]] for x in given)))  # (n, ...)
-    i, t = (torch.cat(index) for index in zip(*places))  # (N,) each
+    for members, S in pieces_of_like_length(sampled, at_once):  # (b,) of the m; columns
+        is_sampled = sampled[members, :S]  # (b, S) True n times
+        piece = Piece(inputs[members, :S], cache.rows(prompt_of[members]), is_sampled,
+                      text[members, :S][is_sampled])
+        row, t = mask[members].nonzero(as_tuple=True)  # (n,) each: where these tokens are in (b, T)
+        place = members[row], t  # and in (m, T)
+        places.append(torch.stack(place))
+        values.append(reader(model, piece, *(x[place] for x in given)))  # (n, ...)
+    i, t = torch.cat(places, dim=1)  # (N,) each
     values = torch.cat(values)  # (N, ...)
     return values.new_zeros(*mask.shape, *values.shape[1:]).index_put((i, t), values)

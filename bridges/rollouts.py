@@ -37,7 +37,7 @@ with own_modules():
     from plumbing.terminal import fail, follow, one_sentence
     from qwen2_model import Qwen2
     from rollout import Policy
-    from sampler import Piece, measure, read, states_of
+    from sampler import Piece, measure, read_responses, states_of
     from settings import Settings
     from start import CHOICES, load_policy
     from tasks.data import raw_rows
@@ -164,7 +164,7 @@ def read_step(rollouts: list, parts: Iterable[str], middle: float, policy: Polic
                          ended=column(r.completion_ids[-1] in tokenizer.end_tokens for r in rollouts).bool())
     with torch.no_grad():
         rows = torch.arange(len(rollouts), device=device)  # (B,)
-        found = read(policy.model, batch, rows, measured_by, at_once=s.micro_batch)  # (B, T, 4)
+        found = read_responses(policy.model, batch, rows, measured_by, at_once=s.micro_batch)  # (B, T, 4)
     batch.logprob, batch.entropy, batch.logit_grad, _ = found.unbind(-1)
     batch.ask = Queries(policy, batch, s, step)
     batch.advantage = (column(r.advantage for r in rollouts).float() if s.advantage == "theirs" else

@@ -17,11 +17,11 @@ class RecordedRoom(Cache):
     """What Room of sampler.py is, in fixed shapes. Without a CUDA device nothing is recorded: for
     tests."""
 
-    def __init__(self, read: Cache, rows: Tensor, T: int):
-        """It goes on after rows (B,) of what a cache has read, for T columns."""
+    def __init__(self, prompts: Cache, rows: Tensor, T: int):
+        """As Room of sampler.py."""
         pad = lambda x: F.pad(x[rows], (0, 0, 0, T))  # 0, since a weight of 0 times NaN is NaN
-        self.keys, self.values = [pad(x) for x in read.keys], [pad(x) for x in read.values]
-        self.start = read.start[rows]
+        self.keys, self.values = [pad(x) for x in prompts.keys], [pad(x) for x in prompts.values]
+        self.start = prompts.start[rows]
         columns = self.keys[0].shape[2]
         self.key = torch.arange(columns, device=rows.device)  # (C,)
         self.query = self.key.new_tensor([columns - T])  # (1,) the column to write next
@@ -39,8 +39,8 @@ class RecordedRoom(Cache):
         with torch.cuda.graph(self.graph):
             self.states = model.hidden(self.token, self)  # (B, 1, D) each replay leaves its own
 
-    def read(self, model: Qwen2, token: Tensor) -> Tensor:
-        """The states (B', D) that follow one more token of each running row (B',)."""
+    def next_states(self, model: Qwen2, token: Tensor) -> Tensor:
+        """Read one more token of each running row (B',). Returns the states (B', D) behind them."""
         self.token[self.running, 0] = token
         if not token.is_cuda:
             self.states = model.hidden(self.token, self)

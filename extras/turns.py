@@ -153,7 +153,7 @@ def play(
     the episode is over.
     """
     (B, T), G = uniforms.shape, len(uniforms) // len(prompts)
-    limits = [T] * B if rules.limit is None else rules.limit.tolist()
+    limits = [T] * B if rules.limits is None else rules.limits.tolist()
     episodes = [Episode(prompts[i // G], limits[i]) for i in range(B)]
     playing = [*range(B)]  # n, which take a turn
     excluded = rules.excluded
@@ -182,7 +182,7 @@ def next_turn(
     numbers = [row[k : k + room] for row, k, room in zip(uniforms, used, left)]
     numbers = pad_sequence(numbers, batch_first=True)  # (n, W)
     texts = [episode.prompt + episode.text for episode in episodes]
-    rules = rules._replace(limit=torch.tensor(left), read=read_prefixes)
+    rules = rules._replace(limits=torch.tensor(left), read_prompts=read_prefixes)
     turn = generate(model, texts, numbers, end_tokens, rules)
     on_cpu = {name: x.cpu() for name, x in turn._asdict().items() if isinstance(x, Tensor)}
     return turn._replace(**on_cpu)
@@ -218,7 +218,7 @@ def respond(
         reply = lambda i, new: reply_to(policy, puzzles[i // G], begun[i // G].tokens + new)
         samples = play(policy.model, texts, uniforms, end_tokens, rules, reply)
     else:
-        rules = rules._replace(read=read_prefixes)
+        rules = rules._replace(read_prompts=read_prefixes)
         samples = generate(policy.model, texts, uniforms, end_tokens, rules)
     return decode_and_grade(policy, puzzles, samples, begun)
 

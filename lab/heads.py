@@ -15,7 +15,7 @@ from plumbing.checks import required
 from plumbing.launch import lacking
 from plumbing.terminal import follow
 from rollout import Policy, TokenBatch, rollout
-from sampler import read
+from sampler import read_responses
 from settings import Settings
 
 SIZE, PUZZLES = 96, 100  # responses in a batch; batches after which the puzzles repeat
@@ -38,7 +38,7 @@ def credit_gradients(batch: TokenBatch, credits: Tensor, size: int) -> Iterator[
     parameters, one for each of the credits (M, B, T)."""
     model = batch.ask.policy.model
     for rows in torch.arange(len(batch.text)).split(size):
-        logprob = read(model, batch, rows)  # (size, T)
+        logprob = read_responses(model, batch, rows)  # (size, T)
         parts = [torch.autograd.grad(logprob, list(model.parameters()), credit[rows], retain_graph=True)
                  for credit in credits]
         yield torch.stack([torch.cat([g.flatten() for g in part]) for part in parts])

@@ -22,7 +22,7 @@ from plumbing.checks import per_token
 from plumbing.metrics import sampling_cost, tokens_in
 from qwen2_model import Qwen2, at_least_float32, probabilities
 from rollout import Policy, TokenBatch, coin_of, seed_of
-from sampler import Piece, Rules, logprobs_of, read, states_of
+from sampler import Piece, Rules, logprobs_of, read_responses, states_of
 from settings import Settings
 
 ROWS_AT_ONCE = 768  # continuations that are sampled together
@@ -110,7 +110,7 @@ class Queries:
         batch = self.batch
         rows = (torch.arange(len(batch.tokens)) if rows is None else rows).to(batch.tokens.device)
         self.tokens_read += tokens_in(batch, rows)
-        return read(model, batch, rows, reader, given, self.s.micro_batch)
+        return read_responses(model, batch, rows, reader, given, self.s.micro_batch)
 
     def rollout_values(self, counts: Tensor, other: bool = False) -> Tensor:
         """The mean reward (B, T) of counts[i, t] continuations of response i from just before its
@@ -150,7 +150,7 @@ class Queries:
         puzzles, prompts = [batch.puzzles[q] for q in asked], [batch.prompts[q] for q in asked]
         left = self.s.max_new_tokens - torch.tensor([len(b.text) for b in begun])  # (c,)
         excluded = batch.tokens[starts[:, 0], starts[:, 1]] if other else None  # (c,)
-        rules, uniforms = Rules(limit=left, excluded=excluded), uniforms[:, : left.max()]
+        rules, uniforms = Rules(limits=left, excluded=excluded), uniforms[:, : left.max()]
         found = respond(self.policy, puzzles, prompts, uniforms, rules, begun)
         texts = [prompt + b.text for prompt, b in zip(prompts, begun)]
         sampled, read = sampling_cost(texts, found.samples)

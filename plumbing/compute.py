@@ -130,7 +130,7 @@ def of_like_length(length: Tensor, at_once: int) -> list[Tensor]:
     return [torch.tensor(rows, device=length.device) for rows in groups]
 
 
-def by_length(sampled: Tensor, at_once: int) -> Iterator[tuple[Tensor, int]]:
+def pieces_of_like_length(sampled: Tensor, at_once: int) -> Iterator[tuple[Tensor, int]]:
     """The groups of `of_like_length`, of rows whose columns sampled (m, S) were sampled: their indices (b,), and the
     number of columns of the longest, up to its last sampled one."""
     length = (sampled * torch.arange(1, 1 + sampled.shape[1], device=sampled.device)).amax(1)  # (m,)

@@ -22,7 +22,7 @@ from methods.oracle import oracle
 from methods.values import vineppo
 from plumbing.task_file import graded
 from rollout import Policy, draw_uniforms, respond, seed_of
-from sampler import generate, logprobs_of, read
+from sampler import generate, logprobs_of, read_responses
 from settings import Settings
 from tasks.text import fingerprint
 from tests.fixtures import Pieces
@@ -141,7 +141,7 @@ def alone(reader, model, policy, batch, i, *further):
     """What a reader of sampler.py or methods/queries.py finds about response i, in a batch of its own."""
     own = SimpleNamespace(tokens=batch.tokens[[i]], mask=batch.mask[[i]], group=torch.tensor([0]), before=({},),
                           prompts=[policy.prompt(PUZZLES[batch.group[i]])])
-    return read(model, own, torch.tensor([0]), reader, further)[0]
+    return read_responses(model, own, torch.tensor([0]), reader, further)[0]
 
 
 def test_queries_read_each_response_as_if_it_were_alone(policy, random_model):

@@ -26,7 +26,7 @@ from extras.prefixes import read_prefixes
 from plumbing import compute
 from plumbing.compute import distinct_texts, of_like_length
 from qwen2_model import Cache, Qwen2, load_model
-from sampler import Rules, choose, draw, generate, logprobs_of, read, states_of
+from sampler import Rules, choose, draw, generate, logprobs_of, read_responses, states_of
 from tests.random_checkpoints import HF, assert_close, both
 
 REAL = 19  # tokens that exist; V - REAL rows of the embedding stand for none
@@ -100,7 +100,7 @@ def naive_sample(hf: torch.nn.Module, prompt: list[int], row: list[float], exclu
 def way(request, monkeypatch):
     """How `generate` works: as on a CPU; drawing one row at a time; as on a GPU, without a graph."""
     if request.param == "row by row":
-        monkeypatch.setattr(sampler, "LOGITS_AT_ONCE", {False: 1})
+        monkeypatch.setattr(sampler, "LOGITS_AT_ONCE", 1)
     if request.param == "replayed":
         monkeypatch.setattr(sampler, "RECORDED_ON", ("cpu",))
 
@@ -146,7 +146,7 @@ def test_generate_equals_a_naive_sampler(family, constrained, temperature, greed
     got = torch.stack((s.logprob, s.entropy, s.logit_grad), dim=1)  # (B, 3, T)
     assert got.dtype == torch.float64 and not got.requires_grad
     assert_close(got, torch.stack([F.pad(x, (0, max(lengths) - x.shape[1])) for _, x in expected]), 1e-5)
-    assert_close(read(model, as_batch(s.tokens, s.mask, torch.arange(B) // 6), torch.arange(B)), s.logprob, 1e-5)
+    assert_close(read_responses(model, as_batch(s.tokens, s.mask, torch.arange(B) // 6), torch.arange(B)), s.logprob, 1e-5)
     assert watched == [(t, sum(n > t for n in lengths) / B) for t in range(1, max(lengths) + 1)]
     assert len(set(lengths)) >= 4 and 0 < s.ended.sum() < B  # they end at different times, and some are cut off
 
@@ -183,7 +183,7 @@ def test_prefixes_cut_out_of_longer_texts_are_as_if_read_alone(family, tmp_path)
     padding that is seen: the same tokens are drawn, with the same log-probs, in any order of the prompts."""
     _, model = random_model(family, tmp_path)
     prompts = [[5, 1, 8, 2, 2, 9, 4], [5, 1, 8], [18, 1, 1], [5], [18, 1, 1, 15, 2], [18, 1], [18, 1, 1], [7], [1, 8]]
-    u, moved = uniforms(18, 6), Rules(read=read_prefixes)
+    u, moved = uniforms(18, 6), Rules(read_prompts=read_prefixes)
     for order in (prompts, prompts[::-1], prompts[1:2] * 9, [[4], [4, 4]] * 3, [[5], [7]]):
         rows = u[: 2 * len(order)]
         alone, found = (generate(model, order, rows, ENDS, rules) for rules in (Rules(), moved))
@@ -227,7 +227,7 @@ def test_states_attention_and_hidden_tokens_equal_transformers(family, options, 
     tokens = torch.randint(REAL, mask.shape, generator=torch.Generator().manual_seed(0))  # in the padding, too
     hide = torch.rand(mask.shape, generator=torch.Generator().manual_seed(1)) < 0.4
     hide[0, 0] = True
-    asked = partial(read, model, as_batch(tokens, mask, puzzle), torch.arange(4))
+    asked = partial(read_responses, model, as_batch(tokens, mask, puzzle), torch.arange(4))
     attention, states = asked(partial(attention_paid, T=8)), asked(states_of)  # (B, T, T), (B, T, D)
     without = asked(logprobs_without, [hide])  # (B, T)
     assert (without - asked(logprobs_of)).abs().max() > 0.1
@@ -242,6 +242,6 @@ def test_states_attention_and_hidden_tokens_equal_transformers(family, options, 
         bias = torch.zeros(1, 1, P + L, P + L, dtype=torch.float64).masked_fill(blocked, -1e300)
         logits = hf(row, attention_mask=bias, position_ids=torch.arange(P + L)[None]).logits[0, P - 1 : -1, :REAL]
         assert_close(without[i, :L], logits.log_softmax(-1)[torch.arange(L), tokens[i, :L]], 1e-5)
-    short = read(model, as_batch(tokens[:, :1], mask[:, :1], puzzle), torch.arange(4), partial(attention_paid, T=1))
+    short = read_responses(model, as_batch(tokens[:, :1], mask[:, :1], puzzle), torch.arange(4), partial(attention_paid, T=1))
     assert short.tolist() == [[[0.0]]] * 4
     assert attention[0].count_nonzero() == 15  # of tokens 1 to 5 to the ones before them

@@ -223,7 +223,7 @@ def test_how_many_responses_are_evaluated_at_once_changes_nothing(monkeypatch):
     monkeypatch.setattr(train, "respond", lambda *args: (widths.append(len(args[3])), sample(*args))[1])
     wide = train.evaluate(policy, puzzles, 2, s)
     greedy = train.evaluate(policy, GENERATE(12, "heldout"), 2, replace(s, eval_greedy=True))
-    monkeypatch.setattr(sampler, "ROOM_BYTES", {False: 0})
+    monkeypatch.setattr(sampler, "ROOM_BYTES", 0)
     assert np.array_equal(wide, train.evaluate(policy, puzzles, 2, s))
     assert widths == [18, 24, 4, 4, 4, 4, 2]
     assert wide.shape == (9, 2) and (wide[:, 0] != wide[:, 1]).any()

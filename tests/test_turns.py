@@ -21,7 +21,7 @@ from plumbing.metrics import log_columns, sampling_cost, tokens_reread, turn_of
 from plumbing.optimizer import Optimizer
 from plumbing.task_file import load_puzzles
 from rollout import rollout
-from sampler import Rules, logprobs_of, read
+from sampler import Rules, logprobs_of, read_responses
 from settings import Settings
 from start import load_policy
 from tasks import guess_task
@@ -187,11 +187,11 @@ def test_episodes_equal_a_loop_over_single_responses(excluding, random_model):
         reasons += [f"{len(before)} replies", ended]
     assert {"no room", True, False, "0 replies", "3 replies"} <= {*reasons}
     batch, rows = SimpleNamespace(**found._asdict(), group=torch.arange(B) // 8, prompts=prompts), torch.arange(B)
-    logprob = read(model, batch, rows)
+    logprob = read_responses(model, batch, rows)
     torch.testing.assert_close(logprob, found.logprob, atol=1e-9, rtol=0)
     hide = torch.zeros_like(found.mask)
     hide[:, 0] = True
-    without = read(model, batch, rows, logprobs_without, [hide])
+    without = read_responses(model, batch, rows, logprobs_without, [hide])
     assert (without - logprob)[:, 0].abs().max() < 1e-9 < 1e-3 < (without - logprob)[found.mask].abs().max()
 
 
@@ -295,7 +295,7 @@ def test_continuations_read_replies_and_get_them(monkeypatch):
     policy, batch, s = played()
     calls, graded = [], []
     monkeypatch.setattr("extras.turns.play", lambda model, prompts, uniforms, ends, rules, *others: (
-        calls.append((prompts, rules.limit)), play(model, prompts, uniforms, ends, rules, *others))[1])
+        calls.append((prompts, rules.limits)), play(model, prompts, uniforms, ends, rules, *others))[1])
     grade = lambda text, puzzle, turns: graded.append((text, turns)) or guess_task.grade(text, puzzle, turns)
     batch.ask.policy = policy._replace(task=SimpleNamespace(**vars(guess_task) | {
         "grade": grade, "reply": lambda *asked: guess_task.reply(*asked) and "\nlower\n"}))
