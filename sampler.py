@@ -22,7 +22,6 @@ Run it:  python train.py --steps 0        samples from the bundled model and gra
 from typing import Any, Callable, NamedTuple, Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from extras.recorded import RecordedRoom

@@ -24,16 +24,19 @@ import numpy as np
 
 from lab.statistics import holm, points
 from plumbing.comparison import Group
-from plumbing.files import replace_file, require
+from plumbing.files import read_json, replace_file, require, write_json
 from plumbing.flags import new_parser
 from plumbing.terminal import clock, fail, one_sentence
 from plumbing.report import Estimate, Table, t_estimate
-from plumbing.runs import heldout, is_finished, read_config, read_metrics
+from plumbing.runs import FREE, heldout, is_finished, read_config, read_metrics
+from settings import Settings
 
 LOOK = 0.5  # seconds between two looks at the runs
 LEAST = 2  # seeds that all arms must have before there are tables
 BY_STEP = ("curve", "spent")  # success, and weighted tokens so far, as `step:value` pairs
 COSTS = {"tokens_sampled": 1, "tokens_read": 1, "tokens_updated": 3}  # in forward passes; a backward pass is two
+# Settings that change no result but by rounding, or that are no property of an arm.
+NEUTRAL = {"mitigation", "seed", "out", *FREE} - {"steps", "eval_every", "pass_at"}
 FIGURES = ("version", "steps", "area", "start", "end", *COSTS, "seconds")
 NOTE = ("Success in percent, at the end and averaged over training (area), ± half of a 95% interval over seeds; "
         "differences in points, with Welch's. * is significant at 5% after Holm's correction over the column. Equal "
@@ -67,6 +70,17 @@ class Room(NamedTuple):
         return found
 
 
+def check_settings(folder: Path, now: Settings, given: Iterable[str]) -> None:
+    """ValueError where a folder's runs were trained with another value of a setting than would be trained with now, but
+    for those that are given in a command. settings.json beside runs.csv has the defaults that they were trained with.
+    """
+    before = read_json(folder / "settings.json", missing={})
+    for name in before.keys() - {*given}:
+        here = getattr(now, name, "gone")
+        require(here == before[name], f"the runs of {folder} were trained with {name} {before[name]}, and now it would "
+                f"be {here}: they can't be compared. Give --{name} {before[name]} in the command, or train them anew")
+
+
 class Experiment(NamedTuple):
     """One run of a room."""
 
@@ -97,6 +111,12 @@ class Experiment(NamedTuple):
 
 def train(room: Room, processes: int) -> None:
     """Start or resume what has no row, `processes` runs at a time. Nothing runs after this ends, however it does."""
+    file = room.folder / "settings.json"
+    if not file.is_file() and not room.rows():
+        room.folder.mkdir(parents=True, exist_ok=True)
+        write_json(file, {name: x for name, x in vars(Settings()).items() if name not in NEUTRAL})
+    for words in room.arms.values():
+        check_settings(room.folder, Settings(), [word.lstrip("-") for word in f"{words} {room.alike}".split()])
     rows, running, failed, threads = room.rows(), [], 0, max(1, (os.cpu_count() or 1) // processes)
     waiting = [e for e in room.runs() if e.folder.name not in rows]
     print(progress(room, processes), flush=True)

@@ -17,7 +17,6 @@ from torch import Tensor
 from plumbing.compute import distinct_texts
 from plumbing.files import checksum, replace_file, require
 from plumbing.terminal import clock
-from settings import Settings
 from tasks.text import ROLES
 
 COLUMNS = ["step", "reward", "success", "format", "length", "truncated", "entropy", "grad_norm",

@@ -106,8 +106,8 @@ def trained(words: str, seeds: range, processes: int) -> Group:
 def check(words: list[str], folder: Path) -> Arguments:
     """What the words ask for, and the function written down; exits where that can't be compared."""
     found = parse_flags(["--mitigation", *words])
-    other = [f"--{name}" for name in FIXED if getattr(found.settings, name) != getattr(Settings(), name)]
-    require(not other, f"{', '.join(other)} would differ from the runs of RLOO that it is compared with")
+    given = {word.lstrip("-").partition("=")[0] for word in words if word.startswith("--")}
+    arms.check_settings(BOX.folder, found.settings, given - {*FIXED})
     source, file = inspect.getsource(CREDIT_FUNCTIONS[words[0]].function), folder / "function.txt"
     require(not file.is_file() or file.read_text(encoding="utf-8") == source, f"{words[0]} was changed since its runs: "
             f"give it another name, or remove {folder}*, and its rows from {ROOM.folder}/runs.csv")

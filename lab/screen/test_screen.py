@@ -1,4 +1,6 @@
 """Error rates of the bounds on draws that did not set them, and the screen on made-up rows."""
+import shutil
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -11,6 +13,7 @@ from lab.screen import bounds
 from lab.statistics import points, read_table
 from plumbing.comparison import Group
 from plumbing.report import Estimate, t_estimate
+from settings import Settings
 from tests.fixtures import refused
 
 HALF = "outcome_conditional --think_discount 0.25 --advantage rloo"
@@ -22,6 +25,7 @@ def screened(tmp_path, monkeypatch, run_program):
     """A function that screens HALF, where each arm's mean and cost are made up; returns the rows of its table."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(program, "BOX", program.BOX._replace(folder=tmp_path))
+    shutil.copy(Path(program.__file__).with_name("settings.json"), tmp_path)
     monkeypatch.setattr(program, "run", lambda *words: "score")
     monkeypatch.setattr(program, "measure", lambda words, folder: (folder / "noise.md").write_text("noise"))
     monkeypatch.setattr(bounds, "level", lambda error: error / 10)  # close to it, and seconds faster
@@ -73,12 +77,32 @@ def test_further_tasks(screened, capsys, mean, on_math, found):
 
 def test_what_cannot_be_screened_is_refused_in_one_sentence(screened, run_program):
     """Guards against runs that differ in more than the function, and rows of a function that was changed since."""
-    for words, said in (("surpise", "no credit function surpise"), ("none --steps 3", "--steps would differ from"),
+    for words, said in (("surpise", "no credit function surpise"), ("none --steps 3", "were trained with steps 100, and now it would be 3"),
                         ("none --tasks maths", "the box has countdown, math, latin")):
         assert said in refused(run_program, program, *words.split())
     screened({HALF: 0.4})
     next(program.ROOM.folder.glob("*/function.txt")).write_text("another")
     assert "outcome_conditional was changed since its runs" in refused(screened, {})
+
+
+@pytest.mark.parametrize("name, value", [
+    ("lr", 1e-3), ("temperature", 0.9), ("beta2", 0.99), ("clip_high", 0.28), ("eval_problems", 256)])
+def test_a_default_that_changed_is_named_with_both_values(name, value, tmp_path, monkeypatch):
+    """Guards against stored runs that are compared with runs of another default, in silence: by the screen, and in a
+    room; but who gives the old value goes on."""
+    before = getattr(Settings(), name)
+    changed = lambda **given: replace(Settings(), **{name: value} | given)
+    monkeypatch.setattr("start.Settings", changed)
+    said = f"were trained with {name} {before}, and now it would be {value}"
+    with pytest.raises(ValueError, match=said):
+        program.check(["none", "--advantage", "rloo"], tmp_path / "f")
+    if name not in program.FIXED:
+        program.check(["none", "--advantage", "rloo", f"--{name}", str(before)], tmp_path / "f")
+    room = arms.Room(tmp_path, "--steps 5", range(2), {"RLOO": "none --advantage rloo"})
+    arms.write_json(tmp_path / "settings.json", {name: before, "steps": 100})
+    monkeypatch.setattr(arms, "Settings", changed)
+    with pytest.raises(ValueError, match=said):
+        arms.train(room, 1)
 
 
 def test_the_words_of_the_calibration_follow_from_its_rows():

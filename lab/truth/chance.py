@@ -1,0 +1,71 @@
+"""What no measurement is needed for: the tenth of the tokens by chance, the sign of the outcome, a constant.
+
+Run it:  python -m lab.truth.chance        writes chance.md
+"""
+from pathlib import Path
+
+import numpy as np
+
+from lab.statistics import bootstrap, by_response, cell, share, sums, within
+from lab.truth.score import read_truth
+from lab.truth.scoring import squares
+from plumbing.launch import BUNDLED, MODELS
+from plumbing.report import Estimate, Table
+from plumbing.terminal import one_sentence
+from plumbing.tokenizer import Tokenizer
+
+HERE, DRAWS = Path(__file__).parent, 50
+TRUTHS = {"countdown-tiny": HERE / "data/ground_truth.npz", "countdown-small": HERE / "data-small/ground_truth.npz",
+          "Qwen, at the start": HERE.parent / "real/data/truth-start.npz"}
+SHAPES = {  # of A* over its bound 1 - p; the last two leave the bound now and then
+    "± the bound": lambda rng, n: rng.choice([-1, 1], n), "uniform within it": lambda rng, n: rng.uniform(-1, 1, n),
+    "normal": lambda rng, n: rng.normal(size=n), "t, 3 degrees": lambda rng, n: rng.standard_t(3, n)}
+
+
+def tenth_by_chance(truth: dict) -> list[str]:
+    """The share of A* squared on its largest tenth, were A* random of each shape, on tokens with rollouts."""
+    bound = np.where(truth["packets"] > 0, -np.expm1(truth["logprob"].astype(float)), 0)  # (N,)
+    rng, cells, n = np.random.default_rng(0), [], len(bound)
+    for shape in SHAPES.values():
+        drawn = np.sort((bound * [shape(rng, n) for _ in range(DRAWS)]) ** 2)  # (DRAWS, N)
+        cells.append(f"{np.mean(drawn[:, -round(n / 10):].sum(1) / drawn.sum(1)):.2f}")
+    return cells
+
+
+def outcome_sign(truth: dict) -> Estimate:
+    """The share of A* squared on tokens where A* has the sign of the outcome, plus in a right response."""
+    agrees = np.sign(truth["a_star"]) == np.where(truth["success"] > 0.5, 1, -1)
+    size = squares(truth)
+    return bootstrap(share, sums(truth["group"].astype(int), size * agrees, size))
+
+
+def constant(truth: dict, tokenizer: Tokenizer) -> Estimate:
+    """The rank correlation within responses of minus one on the tokens of `</think>`, and 0 elsewhere."""
+    credit = np.zeros(len(truth["token"]))
+    for rows in by_response(truth):
+        text, spans = tokenizer.decode(truth["token"][rows].tolist())
+        start = text.find("</think>")
+        credit[rows] = [-float(start >= 0 and a < start + 8 and b > start) for a, b in spans]
+    return within(credit, truth["a_star"].astype(float), truth, truth["packets"] > 0, by_rank=True)
+
+
+@one_sentence()
+def main() -> None:
+    """Write the tables."""
+    truths = {name: read_truth(file) for name, file in TRUTHS.items()}
+    tables = [Table("A tenth by chance", (
+        "The share of A* squared on the tenth of the tokens with the largest A*, if A* were random within its bound "
+        "1 - p, or beyond it."), ["truth", *SHAPES], [[name, *tenth_by_chance(truth)] for name, truth in truths.items()])]
+    tokenizers = {"countdown-tiny": Tokenizer(BUNDLED), "countdown-small": Tokenizer(MODELS / "countdown-small")}
+    rows = [[name, cell(outcome_sign(truths[name])), cell(constant(truths[name], tokenizer))]
+            for name, tokenizer in tokenizers.items()]
+    tables.append(Table("What is free", (
+        "The share of A* squared where A* has the sign of the outcome; the rank correlation with A* within responses "
+        "of minus one on `</think>` and 0 elsewhere. 95% intervals over puzzles."),
+        ["truth", "sign of the outcome", "minus one on `</think>`"], rows))
+    (HERE / "chance.md").write_text("\n".join(map(str, tables)), encoding="utf-8")
+    print(*tables, sep="\n")
+
+
+if __name__ == "__main__":
+    main()
