@@ -11,9 +11,9 @@ Every task has these functions:
                               (a tag), and whether it is in the graded answer: see tasks/text.py
     show(puzzle)              the puzzle in a few characters, for samples.txt and the pictures
 
-Optional: `key(puzzle)`, what a model could memorize of it (without it: the id); calculations,
-reachable, sentence_starts, which some credit functions ask for; KNOWN and `demonstrate(puzzle, rng,
-known)`, a response to imitate, for models/warm_start.py; `reply`, for several turns.
+Others are optional (docs/extend.md): calculations, reachable and sentence_starts, for some credit
+functions; KNOWN and demonstrate, for models/warm_start.py; `key(puzzle)`, what a model could
+memorize of it, if not the id; `reply`, for several turns.
 
 How this task differs from that of TinyZero and GRPO-Zero, from which it comes:
 1. An answer is computed with exact fractions, from a syntax tree in which only + - * / are allowed.
@@ -48,7 +48,7 @@ from tasks.arithmetic import (CalculationSpan, can_make, check_calculations, der
                               expression, find_calculations, reachability)
 from tasks.data import read_rows
 from tasks.text import fingerprint, format_reward, graded_answer, with_slashes, without_latex
-# Functions of this task that other files have. What imports it finds them here.
+# These are functions of this task, too, as some credit functions and models/warm_start.py ask.
 from tasks.searches import KNOWN, demonstrate  # noqa: F401, I001
 from tasks.text import roles, sentence_starts  # noqa: F401
 
@@ -103,7 +103,8 @@ def show(puzzle: Puzzle) -> str:
 @functools.cache
 def targets(numbers: tuple[int, ...], max_target: int) -> tuple[int, ...]:
     """The targets from 1 to max_target that the sorted numbers make, without using fractions."""
-    return tuple(sorted({r for r, _ in derivations(numbers, whole=True) if 1 <= r <= max_target}))
+    results = {result for result, _ in derivations(numbers, whole=True)}
+    return tuple(sorted(result for result in results if 1 <= result <= max_target))
 
 
 def split(puzzle: Puzzle) -> str:
@@ -120,7 +121,7 @@ def generate_puzzles(
     low: int = 1, high: int = 20, max_target: int = 100
 ) -> list[Puzzle]:
     """`size` distinct solvable puzzles of one split, numbers in random order, or a ValueError."""
-    rng = np.random.default_rng([seed, size])  # so another size has other puzzles
+    rng = np.random.default_rng([seed, size])
     found = {}
     misses = 0  # draws in a row without a new puzzle
     while len(found) < size:
@@ -208,7 +209,7 @@ def without_notation(text: str) -> str:
     text = " ".join(without_latex(text).split())
     for written, sign in SIGNS.items():
         text = text.replace(written, sign)
-    text = with_slashes(text, form="(({})/({}))")  # of \\frac{1}{2}
+    text = with_slashes(text, form="(({})/({}))")  # \\frac{1}{2} becomes ((1)/(2))
     text = text.lstrip(QUOTES).rstrip(QUOTES + ".")
     if text.startswith("**") and text.endswith("**"):
         text = text[2:-2].lstrip(QUOTES).rstrip(QUOTES + ".")
@@ -224,8 +225,8 @@ def expression_value(text: str) -> Fraction | None:
     if (len(text) > MAX_LENGTH or not re.fullmatch(r"[0-9+\-*/() ]+", text)
             or re.search(r"\b0[0-9]", text)):
         return None
-    open_parentheses = itertools.accumulate((c == "(") - (c == ")") for c in text)  # at each c
-    if max(open_parentheses) > MAX_DEPTH:
+    opened = itertools.accumulate({"(": 1, ")": -1}.get(c, 0) for c in text)  # after each c
+    if max(opened) > MAX_DEPTH:
         return None
     try:
         return tree_value(ast.parse(text.strip(), mode="eval").body)

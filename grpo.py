@@ -58,7 +58,7 @@ from sampler import read_responses
 from settings import Settings
 
 # --------------------------------------------------------------------------------------- advantage
-# Shapings change the reward (B,) that is compared: --shaping. methods/variants.py has others.
+# By --shaping: the reward (B,) that is compared. methods/variants.py adds overlong and kl.
 SHAPINGS = {"none": lambda batch, s: batch.reward}
 
 
@@ -95,6 +95,7 @@ def minus_others_mean(rewards: Tensor, batch: TokenBatch) -> Tensor:
     return (rewards - group_mean(rewards)) * G / (G - 1)
 
 
+# methods/variants.py adds maxrl, gdpo and step_mean.
 ADVANTAGES = {"grpo": over_deviation, "dr_grpo": minus_mean, "rloo": minus_others_mean}
 
 
@@ -104,7 +105,7 @@ def compare(batch: TokenBatch, name: str = "grpo", reward: Tensor | None = None)
     rewards = by_group(batch, batch.reward if reward is None else reward).double()  # (Q, G)
     advantage = ADVANTAGES[name](rewards, batch)  # (Q, G)
     check_finite(advantage, rewards, f"--advantage {name} must give each response")
-    return advantage.to(batch.logprob).flatten()
+    return advantage.flatten().to(batch.logprob.dtype)
 
 
 @torch.no_grad()
@@ -124,9 +125,9 @@ def ppo_clip(
     """min(ratio c, clip(ratio) c) of credit c: PPO's (1707.06347); DAPO's has --clip_high 0.28
     (2503.14476).
 
-    The form of every loss. It takes (b, T) each: log pi now; log pi_old; credit; mask. It returns
-    (b, T) each: the gain, whose weighted sum is minus the loss; and where the clip stops a token's
-    gradient. A third result may be a dict of further (b, T), which become columns of metrics.csv.
+    All losses have these arguments, (b, T) each: log pi now; log pi_old; credit; mask. They return,
+    (b, T) each, the gain, whose weighted sum is minus the loss, and where the clip stops a token's
+    gradient. They may add a dict of further (b, T), which become columns of metrics.csv.
     """
     ratio = (logprob - old).exp()  # (b, T) at first 1, and its gradient is grad log pi
     return clipped_minimum(ratio, credit, s)
@@ -145,7 +146,7 @@ def clipped_minimum(ratio: Tensor, credit: Tensor, s: Settings) -> tuple[Tensor,
 
 def k3(logprob: Tensor, reference_logprob: Tensor, old: Tensor) -> Tensor:
     """Estimate (b, T) of KL(pi || reference) from samples of pi: exp(d) - d - 1, d = log ref - log
-    pi.
+    pi. (Other penalties use `old`, which is log pi_old.)
 
     At the first update its value is unbiased: over pi's own samples -d averages to the KL, and
     exp(d) - 1 to 0. It is never negative, unlike -d, and usually less noisy. (Schulman's third
@@ -157,10 +158,10 @@ def k3(logprob: Tensor, reference_logprob: Tensor, old: Tensor) -> Tensor:
     return d.exp() - d - 1
 
 
-LOSSES = {"ppo": ppo_clip}
-KL_GRADIENTS = {"k3": k3}
+LOSSES = {"ppo": ppo_clip}  # methods/variants.py adds cispo and gspo
+KL_GRADIENTS = {"k3": k3}  # and unbiased
 # Each token's share (B, T) of a step's loss, from mask (B, T): 0 on padding. L_i is the length of
-# response i. (methods/groups.py adds `lambda`.)
+# response i. methods/groups.py adds `lambda`, by length.
 LOSS_NORMS = {
     "token": lambda mask, s: mask / mask.sum(),  # 1 / N, N the sum of all lengths: DAPO's code
     "sequence": lambda mask, s: mask / (len(mask) * mask.sum(1, keepdim=True)),  # 1 / (B L_i): GRPO
@@ -182,9 +183,9 @@ def update(
     """Take --updates_per_batch optimizer steps on one batch, given its credit (B, T). Returns
     columns of metrics.csv.
 
-    A micro-batch is whole groups: `read_responses` reads each prompt once for all its responses.
-    Micro-batches save memory and change the result by rounding at most, because each token's share
-    of the loss is fixed for the whole step.
+    A micro-batch is whole groups, or a part of one that is larger: `read_responses` reads a prompt
+    once for all its responses in it. Micro-batches save memory and change the result by rounding at
+    most, because each token's share of the loss is fixed for the whole step.
     """
     share = loss_shares(batch, s)  # (B, T)
     reference = batch.ask.reference_logprob if s.kl > 0 else None  # (B, T) of the start model
@@ -194,9 +195,9 @@ def update(
     learned = {name: head.learn(batch) for name, head in policy.heads.items()}
     # The losses multiply by credit, so a response without any has no gradient, unless --kl gives it
     # one. (A bonus that you add to the gain gives it one, too: then use all rows.)
-    has_gradient = torch.ones_like(batch.ended) if s.kl > 0 else (credit != 0).any(1)  # (B,)
-    rows_used = has_gradient.nonzero()[:, 0]  # (m,)
-    columns = UpdateColumns(batch, rows_used)
+    used = (credit != 0).any(1) | (s.kl > 0)  # (B,) bool
+    rows_used = used.nonzero()[:, 0]  # (m,)
+    columns = UpdateColumns(batch, rows_used)  # sums up what metrics.csv is told
     for k in range(s.updates_per_batch):
         optimizer.zero_grad()
         for rows in whole_groups(batch.group, rows_used, s.micro_batch):  # (b,)
@@ -214,7 +215,7 @@ def update(
             loss.sum().backward()  # through the responses and their prompts
             columns.add(rows, logprob, loss, stopped, penalty, own_columns)
         # Shortens the gradient to --max_grad_norm, if it is longer; returns the norm before that.
-        grad_norm = clip_grad_norm_(optimizer.weights_moved(), s.max_grad_norm).item()
+        grad_norm = clip_grad_norm_(optimizer.parameters(), s.max_grad_norm).item()
         check_gradient(grad_norm)  # stops before NaN gets into the weights
         optimizer.step()  # AdamW
         columns.end_update(grad_norm)
@@ -239,8 +240,8 @@ def gradient(credit: Tensor, logit_grad: Tensor) -> Tensor:
 def instrument(batch: TokenBatch, credit: Tensor, s: Settings) -> dict[str, Tensor]:
     """What is measured of every token of a step, by name, (B, T) each.
 
-    plumbing/metrics.py makes columns of metrics.csv of it and writes it to the credit log, but for
-    the last three, which follow from the others.
+    plumbing/metrics.py logs the first five, by the names in its CREDIT_LOG; the others follow from
+    them. metrics.csv gets the sums of abs(gradient) * share by role.
     """
     return {
         "logprob": batch.logprob,  # log pi(token), nats: 0 where the policy was certain

@@ -6,11 +6,14 @@ proposed, in its order, and what its text asks for beyond them; last the place f
 has others, such as PPO, a file for each family; docs/methods.md tells what became of each. The flag
 is --mitigation: that work called such a function a mitigation of GRPO.
 
-To try an idea, write one decorated function at the end of this file. Under @token_credit it returns
-the credit itself; under @reweighting it returns weights, by which the response's advantage is
-multiplied. Both are (B, T). Its keyword arguments become flags, and the first paragraph of its
-docstring is its text in --help. What it puts into batch.log, by name, is logged beside the credit.
-What it returns is checked, and set to 0 on padding. A critic is a head: methods/heads.py.
+To try an idea, write one decorated function at the end of this file. Under @reweighting it returns
+weights, by which the response's advantage is multiplied; under @token_credit it returns the credit
+itself. Both are (B, T). A @token_credit function that reads batch.advantage says
+from_advantage=True: only then does train.py take --advantage and --shaping, which would have no
+effect on the others.
+Keyword arguments become flags, and the first paragraph of the docstring is the text in --help. What
+the function puts into batch.log, by name, is logged beside the credit. What it returns is checked,
+and set to 0 on padding. A critic is a head: methods/heads.py.
 
 How this differs from the original work and from most published code:
 1. Weights carry no gradient and are computed on the whole step instead of a micro-batch. By default
@@ -59,8 +62,8 @@ def reweight(batch: TokenBatch, weight: Tensor) -> Tensor:
     corrections.
 
     1. Weights that are all 0 don't say which token of a response matters: they become 1. So the
-       response gets plain GRPO and does not drop out. (With --normalize step it gets more, because
-       the others' weights are smaller.)
+       response gets plain GRPO and does not drop out. (With --normalize step these ones are
+       rescaled with the others' weights.)
     2. The weights are rescaled as batch.normalize says. response: those of each response average 1,
        so that its credit still averages its advantage. step: they average 1 over all tokens of the
        step. none: they stay as they are.
@@ -103,6 +106,7 @@ def reweighting(
     has. Where that depends on hyper-parameters, needs is a function of these. Weights may be bool
     or int, and on any device.
     """
+    # `register` lists the function by its name; see methods/credit_function.py.
     return register(function, reweight, from_advantage=True, needs=needs)
 
 
@@ -114,7 +118,7 @@ def entropy_ratio(batch: TokenBatch) -> Tensor:
     """credit = A * H / mean H of the response: favour uncertain tokens in proportion (the original
     work).
 
-    Strategy 1, as written there, "GTPO-style"; `gtpo` differs.
+    Strategy 1, as written there, "GTPO-style"; the `gtpo` of methods/groups.py differs.
     """
     return unit_mean(batch.entropy * batch.mask, batch.mask)  # H / mean H, with any --normalize
 
@@ -126,8 +130,8 @@ def learned_importance(batch: TokenBatch) -> Tensor:
 
     Strategy 2: a small network beside the policy says which tokens are important. What trains it is
     left open; ours learns to predict the response's success from its hidden states, pooled by the
-    softmax (1802.04712; heads.py), and scores a step before it learns from it. (Three published
-    algorithms bear its name there, lambda-GRPO: 2510.06870, 2509.21154 and 2510.00194.)
+    softmax (1802.04712; methods/heads.py), and scores a step before it learns from it. (Three
+    published algorithms bear its name there, lambda-GRPO: 2510.06870, 2509.21154 and 2510.00194.)
     """
     return batch.ask.head("importance") * batch.mask.sum(1, keepdim=True)
 
@@ -145,11 +149,12 @@ def attention_credit(batch: TokenBatch, credit_scale: float = 2.0) -> Tensor:
     """
     require(credit_scale >= 0, "--credit_scale must be 0 or more")
     in_answer = batch.in_answer  # (B, T)
-    # ask.attention (B, T, T): [:, t, u] is what the state that predicts token t pays to an earlier
-    # token u. Token u gets, from the answer's tokens t > u:
-    total = (batch.ask.attention * in_answer[:, :, None]).sum(1)  # (B, T)
-    payers = in_answer.sum(1, keepdim=True) - in_answer.cumsum(1)  # (B, T) how many those are
-    mean = total / payers.clamp(min=1) * batch.mask  # (B, T)
+    # paid[:, t, u]: what the state that predicts token t pays to an earlier token u, if t is in the
+    # answer. Of each u the sum over t, and the number of such t behind it:
+    paid = batch.ask.attention * in_answer[:, :, None]  # (B, T, T)
+    total = paid.sum(1)  # (B, T)
+    answer_tokens_behind = in_answer.sum(1, keepdim=True) - in_answer.cumsum(1)  # (B, T)
+    mean = total / answer_tokens_behind.clamp(min=1) * batch.mask  # (B, T)
     return 1 + credit_scale * unit_mean(mean, batch.mask)
 
 
@@ -192,9 +197,9 @@ def regrade_ablation(batch: TokenBatch, tokens: bool = False) -> Tensor:
     (the original work).
 
     Strategy 5 removes a token: that is tokens=True. The reward looks at the answer and the tags
-    alone. So removing a calculation from the thoughts changes nothing, and nearly all weights are
-    0, which is nearly plain GRPO. Removing a token of a tag or of a right answer does. How much a
-    token changed the chance of success: lab/truth/measure.py.
+    alone. So removing a calculation from the thoughts changes nothing: in most responses all
+    weights are 0, which is plain GRPO. Removing a token of a tag or of a right answer changes it.
+    How much a token changed the chance of success: lab/truth/measure.py.
     """
     weight = batch.advantage.new_zeros(batch.mask.shape)  # (B, T)
     for i, spans in enumerate(batch.spans):
@@ -275,7 +280,7 @@ def token_type(
 
     The original asks for it in its conclusions: tell filler from reasoning within the thoughts.
     """
-    weights = (filler, reasoning, structure)
+    weights = (filler, reasoning, structure)  # in the order of ROLES; batch.role is the index
     for role, weight in zip(ROLES, weights):
         require(weight >= 0, f"--{role} must be 0 or more")
     return torch.tensor(weights, device=batch.role.device)[batch.role.int()]  # (B, T)

@@ -7,7 +7,7 @@ usual implementations:
    each head's q and k. Llama has neither.
 2. One forward pass serves sampling and training. It reads new tokens behind those in a cache: one
    token a row while sampling; a whole response, with gradient, when it is trained on.
-3. Texts are padded on the left, so that all rows of a cache write the same column. See Cache.
+3. Prompts are padded on the left, so that all rows of a cache write the same column. See Cache.
 4. q, k and v are one matrix, in a checkpoint's order, and so are gate and up: one large product is
    faster than three.
 
@@ -28,14 +28,10 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from plumbing.compute import attention_on_gpu, in_parts, linear, recomputed
+from plumbing.compute import linear, logprobs_in_memory, recomputed, run_attention
 from plumbing.files import check_tensors, read_json, replace_file, write_json
 from plumbing.model_folder import check_folder, config_values, read_weights, written_config
 
-# Numbers that are computed at a time, at most; and that may wait in memory for the backward pass:
-# where there are more, it computes them again.
-SCORES_AT_ONCE, SCORES_KEPT = 2**24, 2**23  # of attention in a layer
-LOGITS_AT_ONCE = LOGITS_KEPT = 2**26
 ARCHITECTURES = {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM",
                  "llama": "LlamaForCausalLM"}
 
@@ -99,9 +95,10 @@ def rope_frequencies(c: Config) -> Tensor:
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """RoPE (2104.09864): turn entries j and j + d / 2 of each head of x (R, heads, S, d) by its
-    token's angles. cos and sin (S, d) have each angle twice; the first half of sin is negative.
+    token's angles.
 
-    (a, b) becomes (a cos - b sin, b cos + a sin), and rolling swaps a and b.
+    The halves (a, b) become (a cos - b sin, b cos + a sin). So cos (S, d) has the angles twice, and
+    sin (S, d) too, first with a minus; rolling x by half of it makes (b, a).
     """
     x_wide = at_least_float32(x)
     return (x_wide * cos + x_wide.roll(x.shape[3] // 2, dims=3) * sin).to(x.dtype)
@@ -169,12 +166,8 @@ class Layer(nn.Module):
         extend(k, v): see Cache.extend."""
         q, k, v = self.heads(x, rotation)  # (R, H, S, d), (R, K, S, d), (R, K, S, d)
         k, v = extend(k, v)  # (R, K, C, d) each
-        if q.is_cuda and q.shape[2] > 1:  # for one new token it is not worth its copies of k and v
-            out = attention_on_gpu(q, k, v, mask)  # (R, H, S, d) the same, by a kernel
-        else:  # for as many rows at a time as memory allows
-            scores = self.H * mask[0].numel()  # of a row
-            out = in_parts(attention, q, k, v, mask,
-                           row_size=scores, at_once=SCORES_AT_ONCE, kept=SCORES_KEPT)
+        # The formula, for as many rows at a time as memory allows; on a GPU the same by a kernel.
+        out = run_attention(attention, q, k, v, mask)  # (R, H, S, d)
         x = x + product(out.transpose(1, 2).flatten(2), self.o, adapter=self.o_adapter)
         x_2 = rms_norm(x, self.norm_2, self.eps)  # (R, S, D)
         gate, up = product(x_2, self.gate_up, adapter=self.gate_up_adapter).chunk(2, dim=-1)
@@ -200,7 +193,7 @@ class Qwen2(nn.Module):
     def __init__(self, config: Config):
         super().__init__()
         self.config = config
-        self.real_vocab = config.vocab_size  # start.py sets the tokenizer's size, which may be less
+        self.real_vocab = config.vocab_size  # start.py: the tokenizer's size, without rows it lacks
         self.temperature = 1.0  # divides the logits, so the policy is softmax(logits / temperature)
         self.arithmetic = None  # the dtype of activations and products; None: that of the weights
         self.checkpoint_activations = False  # True: backward recomputes each layer, to save memory
@@ -218,6 +211,7 @@ class Qwen2(nn.Module):
         for i, layer in enumerate(self.layers):
             compute = recomputed(layer) if recompute else layer
             x = compute(x, rotation, mask, partial(cache.extend, i))  # (R, S, D)
+        cache.columns += tokens.shape[1]
         return rms_norm(x, self.norm, self.config.rms_norm_eps)
 
     def begin(
@@ -244,17 +238,14 @@ class Qwen2(nn.Module):
 
     def logprob(self, states: Tensor, tokens: Tensor) -> Tensor:
         """log pi (n,) of tokens (n,), with gradient; tokens[i] follows states[i], states (n, D)."""
-        def logprob(states: Tensor, tokens: Tensor) -> Tensor:
-            log_probs = self.logits(states).log_softmax(-1)  # (n, V)
-            return log_probs.gather(1, tokens[:, None])[:, 0]
-
-        return in_parts(logprob, states, tokens,
-                        row_size=self.real_vocab, at_once=LOGITS_AT_ONCE, kept=LOGITS_KEPT)
+        formula = lambda states, tokens: (  # for as many tokens at a time as memory allows
+            self.logits(states).log_softmax(-1).gather(1, tokens[:, None])[:, 0])
+        return logprobs_in_memory(formula, states, tokens, self.real_vocab)
 
     def forward(self, texts: Tensor) -> Tensor:
         """Logits (R, S, V) after each token of texts (R, S), of all V rows, as in transformers."""
-        nothing = Cache(self, torch.zeros_like(texts[:, 0]))
-        return product(self.hidden(texts, nothing), self.output_weight)
+        empty = Cache(self, start=torch.zeros_like(texts[:, 0]))
+        return product(self.hidden(texts, empty), self.output_weight)
 
     def rotation(self, angle: Tensor) -> tuple[Tensor, Tensor]:
         """The cos and sin (..., d) that `rotate` takes of angles (..., d / 2)."""
@@ -263,7 +254,7 @@ class Qwen2(nn.Module):
 
     @cached_property
     def frequency(self) -> Tensor:
-        """RoPE's angles a column (d / 2,), in float64, where a late column's keeps its digits."""
+        """RoPE's angles a column (d / 2,), in float64: times a late column they lose no digits."""
         return rope_frequencies(self.config).to(self.norm.device, torch.float64)
 
     @property
@@ -301,7 +292,9 @@ class Cache:
 
     def __init__(self, model: Qwen2, start: Tensor):
         """A cache of R rows that have read nothing, and begin at the columns start (R,)."""
-        self.start, self.columns = start, 0  # columns that the rows have read
+        self.start = start
+        self.columns = 0  # that the rows have read
+        self.past = 0  # those of them that an earlier cache has read, see `rows`
         self.keys = [None] * len(model.layers)  # of each layer (R, K, columns, d)
         self.values = list(self.keys)
 
@@ -319,9 +312,13 @@ class Cache:
         return sees & (is_text | (key == query))
 
     def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """The keys and values that new tokens see in a layer: those of the cache, then their own k
-        and v (R, K, S, d). Rows that had read nothing keep theirs, for `rows`."""
-        if self.columns == 0:
+        """The keys and values that new tokens see in a layer: those of the past, then their own k
+        and v (R, K, S, d).
+
+        Those of prompts, which have no past, are kept, for the rows that go on after them. Those of
+        responses are not: then a layer that is computed again, to save memory, finds the same past.
+        """
+        if self.past == 0:
             self.keys[layer], self.values[layer] = k, v
             return k, v
         return torch.cat((self.keys[layer], k), dim=2), torch.cat((self.values[layer], v), dim=2)
@@ -332,7 +329,7 @@ class Cache:
         new = copy(self)
         new.keys = [x.index_select(0, index) for x in self.keys]
         new.values = [x.index_select(0, index) for x in self.values]
-        new.start, new.columns = self.start[index], self.keys[0].shape[2]
+        new.start, new.past = self.start[index], self.columns
         return new
 
 

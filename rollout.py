@@ -11,7 +11,6 @@ Countdown. It knows a response of one turn. A task that replies is played by ext
 Run it:  python train.py --mitigation none
 """
 from dataclasses import dataclass, field
-from itertools import chain
 from types import ModuleType
 from typing import Any, Callable, NamedTuple
 
@@ -31,12 +30,12 @@ from tasks.text import fingerprint
 def seed_of(purpose: str, *numbers: int | str) -> int:
     """The seed of a generator of random numbers, from its purpose, such as "order", and numbers,
     such as --seed and the epoch: another purpose or number draws others."""
-    return fingerprint(f"{purpose} {numbers}") // 2  # of 64 bits; numpy and torch take 63
+    return fingerprint(f"{purpose} {numbers}") // 2  # 63 bits, which numpy and torch both take
 
 
 def coin_of(s: Settings, *purpose: int | str) -> np.random.Generator | None:
-    """The coin that decides rewards where --reward random asks for one: a control, whose gradient
-    is 0 on average. Each step has its own."""
+    """The coin that decides rewards where --reward random asks for one, as a control. Each step has
+    its own."""
     if s.reward != "random":
         return None
     return np.random.default_rng(seed_of("coin", s.seed, *purpose))
@@ -51,13 +50,13 @@ class Policy(NamedTuple):
     heads: dict[str, nn.Module] = {}  # those of methods/heads.py that the credit function needs
     reference: nn.Module | None = None  # a frozen copy of the start model, where something needs it
     reward_weights: dict[str, float] = {}  # of parts of the reward, instead of those in task.PARTS
-    coin: np.random.Generator | None = None  # see `coin_of`
-    play: Callable | None = None  # for a task that replies: `respond` of extras/turns.py
+    coin: np.random.Generator | None = None  # decides rewards, see `coin_of`; None: the grade does
+    play: Callable | None = None  # a task that replies has extras/turns.py's `respond` here
 
     @property
     def parts(self) -> dict[str, float]:
-        """The reward is the sum of weight * grade[part] over these. (The grade of a task without
-        PARTS has the reward itself.)"""
+        """Weights by part: the reward is the sum of weight * grade[part]. (A task without PARTS
+        grades the reward itself.)"""
         return getattr(self.task, "PARTS", {"reward": 1.0}) | self.reward_weights
 
     def prompt(self, puzzle: Any) -> list[int]:
@@ -87,9 +86,9 @@ class TokenBatch:
     mask: Tensor  # (B, T) bool, True on sampled tokens (the end token included), False on padding
     logprob: Tensor  # (B, T) log pi(token), recorded while sampling
     entropy: Tensor  # (B, T) entropy of the sampling distribution, nats
-    logit_grad: Tensor  # (B, T) ||onehot - p||, the size of log pi's gradient in logits/temperature
+    logit_grad: Tensor  # (B, T) ||onehot - p||, the size of log pi's gradient at the logits
     ended: Tensor  # (B,) bool, False where the token limit cut the response off
-    before: Replies  # B dicts, empty in a single turn: what was read before column t, by t
+    before: Replies  # B dicts {t: reply read before column t}, empty in a single turn
     # How it was graded.
     grades: dict[str, Tensor]  # (B,) float64 each: the reward, and what the task's `grade` returned
     parts: dict[str, float]  # weights: the reward is the sum of weight * grade over these names
@@ -125,11 +124,13 @@ def by_group(batch: TokenBatch, values: Tensor) -> Tensor:
 def draw_puzzles(training: list, s: Settings, step: int) -> list:
     """The Q puzzles of a step. Every epoch has each of the N training puzzles once, in an order
     that depends on the seed and the epoch alone."""
-    N, before = len(training), (step - 1) * s.questions  # puzzles that earlier steps had
-    drawn = range(before, before + s.questions)  # number i of the run is in epoch i // N
-    order = {epoch: np.random.default_rng(seed_of("order", s.seed, epoch)).permutation(N)
-             for epoch in {i // N for i in drawn}}
-    return [training[order[i // N][i % N]] for i in drawn]
+    N = len(training)
+    first = (step - 1) * s.questions  # earlier steps had so many puzzles
+    puzzles = []
+    for i in range(first, first + s.questions):  # puzzle i of the run is number i % N of its epoch
+        order = np.random.default_rng(seed_of("order", s.seed, i // N)).permutation(N)
+        puzzles.append(training[order[i % N]])
+    return puzzles
 
 
 def rollout(policy: Policy, puzzles: list, s: Settings, step: int) -> TokenBatch:
@@ -140,8 +141,8 @@ def rollout(policy: Policy, puzzles: list, s: Settings, step: int) -> TokenBatch
     progress = Progress("sampling", len(uniforms))
     rules = Rules(watch=progress.part(done=0, size=len(uniforms), limit=limit))
     policy = policy._replace(coin=coin_of(s, step))
-    graded_responses = respond(policy, puzzles, prompts, uniforms, rules)
-    return token_batch(policy, puzzles, prompts, graded_responses, s)
+    responses = respond(policy, puzzles, prompts, uniforms, rules)
+    return token_batch(policy, puzzles, prompts, responses, s)
 
 
 def draw_uniforms(seed: int, step: int | str, Q: int, G: int, length: int) -> Tensor:
@@ -206,8 +207,10 @@ def token_batch(
     for i, (text, spans) in enumerate(zip(responses.texts, responses.spans)):
         L = len(spans)
         role[i, :L], in_answer[i, :L] = check_roles(policy.task.roles(text, spans), L)
-    grades = {}  # (B,) each, NaN where a response has no such grade
-    for name in dict.fromkeys(chain(*responses.grades)):  # each once
+    grades = {}  # (B,) each, by name; NaN where a response has no such grade
+    for name in [name for grade in responses.grades for name in grade]:
+        if name in grades:
+            continue
         values = [grade.get(name, torch.nan) for grade in responses.grades]
         # In float64, where 1e7 and 1e7 + 0.1 differ: float32 would make them equal rewards.
         grades[name] = torch.tensor(values, dtype=torch.float64, device=device)

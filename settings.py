@@ -32,18 +32,18 @@ class Settings:
     temperature: float = 1.0  # policy: softmax(logits / this), in sampling, training and evaluation
     reward: str = "graded"  # or random: a coin toss replaces the grade in training, as a control
     reward_weights: str = ""  # change the weights in the task's PARTS, such as answer=1,format=0
-    shaping: str = "none"  # or overlong, kl: subtracts a long length, or the KL to the start model
+    shaping: str = "none"  # or overlong, kl: what is subtracted from the reward: see variants.py
     shaping_beta: float = 0.1  # weight of --shaping
-    advantage: str = "grpo"  # or rloo, ...: how a reward is compared with those of its group
-    normalize: str = "response"  # or step: its weights average 1 in each; or none: they stay
+    advantage: str = "grpo"  # or dr_grpo, rloo, maxrl, gdpo, step_mean: how rewards are compared
+    normalize: str = "response"  # or step, none: where a reweighting's weights average 1
     loss: str = "ppo"  # or cispo: the clipped ratio is a constant; or gspo: a ratio per response
-    loss_norm: str = "token"  # or sequence, constant, lambda: each token's share of the loss
+    loss_norm: str = "token"  # or sequence, constant, lambda: a token's share of the loss
     clip_low: float = 0.2  # no gradient for credit < 0 where the ratio is below 1 - clip_low
     clip_high: float = 0.2  # none for credit > 0 where it is above 1 + clip_high (DAPO: 0.28)
     updates_per_batch: int = 1  # optimizer steps on each batch
-    old_logprob: str = "sampler"  # or update: pi_old is what the first update computes itself
+    old_logprob: str = "sampler"  # or update: whose log pi is pi_old in the ratio, see grpo.py
     kl: float = 0.0  # weight of the KL penalty to the start model, the reference
-    kl_gradient: str = "k3"  # or unbiased: the gradient of KL(policy || reference), not of k3
+    kl_gradient: str = "k3"  # or unbiased: --kl's gradient, see k3 in grpo.py and variants.py
     skip_unfinished: bool = False  # no credit for a response that is cut off; --kl still acts on it
     # The optimizer:
     lr: float = 2e-4  # AdamW's learning rate
@@ -61,9 +61,9 @@ class Settings:
     checkpoint_every: int = 0  # steps between checkpoints/step-...; 0: only the last
     state_every: int = 10  # steps between writing what --resume continues from; 0: at the end only
     # The machine:
-    micro_batch: int = 32  # responses in a pass: whole groups, or parts of one that is larger
+    micro_batch: int = 32  # responses whose gradient is computed at once; fewer need less memory
     checkpoint_activations: bool = False  # less memory, more time: backward recomputes each layer
     device: str = "cpu"  # any torch device that has float64, such as cuda or cuda:1
     dtype: str = "float32"  # of the model's weights; the optimizer's are float32 in any case
-    arithmetic: str = ""  # dtype of matrix products; empty: --dtype, or float32 if that is faster
+    arithmetic: str = ""  # dtype of products; empty: --dtype, or float32 if the processor likes it
     optimizer_device: str = ""  # cpu: keeps master weights, gradients, moments there; else --device

@@ -107,7 +107,7 @@ def try_step(policy: Policy, optimizer: Optimizer, puzzles: list, s: Settings,
     numbers are drawn as if nothing had been, and no function may remember it."""
     s = replace(s, questions=2, responses=3, max_new_tokens=min(8, s.max_new_tokens), updates_per_batch=1)
     policy = policy._replace(heads=copy.deepcopy(policy.heads))
-    moves_nothing = SimpleNamespace(zero_grad=optimizer.zero_grad, weights_moved=optimizer.weights_moved,
+    moves_nothing = SimpleNamespace(zero_grad=optimizer.zero_grad, parameters=optimizer.parameters,
                                     step=lambda: None)
     with as_if_nothing_was_drawn(policy.model.norm.device):
         check_order(s, policy.model.norm.device, ADVANTAGES[s.advantage], LOSS_NORMS[s.loss_norm], LOSSES[s.loss])
@@ -128,7 +128,7 @@ def try_step(policy: Policy, optimizer: Optimizer, puzzles: list, s: Settings,
         credit = batch.mask.float()
         row = update(policy, moves_nothing, batch, credit, s) if s.steps else {}
         add_step_columns(row, 0, batch, instrument(batch, credit, s), time.perf_counter())
-    for weight in optimizer.weights_moved():
+    for weight in optimizer.parameters():
         weight.grad = None
     return row, {*batch.log}
 

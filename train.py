@@ -10,8 +10,8 @@
     python train.py --on_step tracking:tensorboard                  hands each row of metrics.csv to
                                                                     a function in your tracking.py
 
---mitigation names a credit function: the work that this project examines calls them so. GRPO's
-formulas: grpo.py.
+--mitigation names a credit function: how GRPO's credit for a response goes to its tokens. (The word
+is the original work's, github.com/Ja-Crispy/GRPO-Zero.) GRPO's formulas are in grpo.py.
 
 Shapes: Q puzzles a step, G responses to each puzzle (a group), B = Q G responses, T tokens of the
 longest response.
@@ -45,11 +45,12 @@ def train(run: Run) -> None:
         run.optimizer.set_lr(learning_rate(s, step))  # the same in every step, by default
         puzzles = draw_puzzles(run.training, s, step)  # Q
         batch = rollout(policy, puzzles, s, step)  # B responses and their rewards
-        batch.ask = Queries(policy, batch, s, step)  # answers by running the model again
+        # What a credit function, or --kl, may ask: answered by running the model again, if asked.
+        batch.ask = Queries(policy, batch, s, step)
         reward = shape_reward(batch, s)  # (B,) the graded one, unless --shaping changes it
         batch.advantage = compare(batch, s.advantage, reward)  # (B,) GRPO's (r - mean) / std
         credit = assign_credit(batch, run.credit_function, s)  # (B, T)
-        run.writer.hold_signals()  # half a step can't be resumed
+        run.writer.hold_signals()  # until the row is written: half a step can't be resumed
         row = update(policy, run.optimizer, batch, credit, s)  # columns of metrics.csv
         measured = instrument(batch, credit, s)  # (B, T) each: what every token received
         add_step_columns(row, step, batch, measured, step_began)
@@ -58,16 +59,15 @@ def train(run: Run) -> None:
         run.writer.step(step, batch, measured, row)
         seconds_left = (time.perf_counter() - began) / (step - run.done) * (s.steps - step)
         print(line_of(row, s.steps, seconds_left), flush=True)
-        run.row = row
+        run.row = row  # `measure_end` wants the last one
 
 
 def learning_rate(s: Settings, step: int) -> float:
-    """AdamW's learning rate in a step, from 1 on. In step k of the first n, --warmup_steps or 1, it
-    is lr * k / n. Then it stays or, with --linear_decay, falls by the same amount in every step: to
-    lr / (steps + 1 - n) in the last one."""
-    n = max(1, s.warmup_steps)
-    falling = (s.steps + 1 - step) / (s.steps + 1 - n) if s.linear_decay else 1.0
-    return s.lr * min(1.0, step / n, falling)
+    """AdamW's learning rate in a step, from 1 on: it rises over --warmup_steps to --lr, and stays.
+    With --linear_decay it falls from there, and would be 0 one step after the last."""
+    warmup = max(1, s.warmup_steps)
+    left = (s.steps + 1 - step) / (s.steps + 1 - warmup) if s.linear_decay else 1.0
+    return s.lr * min(1.0, step / warmup, left)
 
 
 # -------------------------------------------------------------------------------------- evaluation
@@ -79,12 +79,12 @@ def evaluate(policy: Policy, puzzles: list, G: int, s: Settings) -> np.ndarray:
     limit = s.max_new_tokens
     uniforms = draw_uniforms(0, "evaluation", len(puzzles), G, limit)  # (B, limit)
     prompts = [policy.prompt(puzzle) for puzzle in puzzles]
-    responses = rows_that_fit(policy.model, max(map(len, prompts)) + limit)  # at a time
-    at_once = max(responses, s.questions * s.responses) // G  # puzzles; at least a step's
+    fitting = rows_that_fit(policy.model, max(map(len, prompts)) + limit)  # responses, in memory
+    at_once = max(1, max(fitting, s.questions * s.responses) // G)  # puzzles; a step has B, too
     success, progress = [], Progress("evaluating", len(uniforms))
     for i in range(0, len(puzzles), at_once):
         part, numbers = slice(i, i + at_once), uniforms[i * G : (i + at_once) * G]
-        watch = progress.part(done=len(success), size=len(numbers), limit=limit)
+        watch = progress.part(done=len(success), size=len(numbers), limit=limit)  # prints an ETA
         rules = Rules(greedy=s.eval_greedy, watch=watch)
         graded = respond(policy, puzzles[part], prompts[part], numbers, rules)
         success += [grade["answer"] for grade in graded.grades]  # 1.0 where the answer is right
@@ -115,7 +115,7 @@ def measure_pass(policy: Policy, heldout: list, s: Settings) -> dict[str, float]
 def measure_end(run: Run) -> dict[str, float]:
     """What final.json has: held-out success of the last row of metrics.csv, and pass@k."""
     row, s = run.row, run.s
-    if "heldout_success" not in row:  # resumed at a step after which it was not measured
+    if "heldout_success" not in row:  # a run resumed with fewer steps ends where none was due
         row = measure_heldout(run.policy, run.heldout, s)
     return {"step": s.steps, "heldout_success": row["heldout_success"],
             "heldout_stderr": row.get("heldout_stderr", np.nan),  # a single puzzle has no error

@@ -30,14 +30,14 @@ with own_modules():
     from methods.registry import CREDIT_FUNCTIONS
     from methods.queries import Queries
     from plumbing import run_folder
-    from plumbing.compute import in_parts
+    from plumbing.compute import Piece, in_parts
     from plumbing.files import check_fields, read_json, require
     from plumbing.flags import check_range, functions_help, new_parser, parse_with
     from plumbing.metrics import add_step_columns, number, write_credit_log
     from plumbing.terminal import fail, follow, one_sentence
-    from qwen2_model import Qwen2
+    from qwen2_model import Cache, Qwen2
     from rollout import Policy
-    from sampler import Piece, measure, read_responses, states_of
+    from sampler import measure, read_responses, states_of
     from settings import Settings
     from start import CHOICES, load_policy
     from tasks.data import raw_rows
@@ -137,7 +137,7 @@ def in_groups(rollouts: list) -> tuple[list, int, list[str]]:
     return sorted(found, key=lambda rollout: rollout.step), G, [note] * (len(found) < len(rollouts))
 
 
-def measured_by(model: Qwen2, piece: Piece) -> Tensor:
+def measured_by(model: Qwen2, inputs: Tensor, cache: Cache, piece: Piece) -> Tensor:
     """Log-prob, entropy, logit gradient, as in Samples, and the variance of log p of a token drawn there: (n, 4) of the
     tokens of some responses."""
     def of_some(states: Tensor, tokens: Tensor) -> Tensor:
@@ -145,7 +145,7 @@ def measured_by(model: Qwen2, piece: Piece) -> Tensor:
         square = torch.linalg.vecdot(log_probs.exp(), log_probs.square())  # (ROWS,) the mean of log p squared
         known = measure(log_probs, log_probs.exp(), tokens[:, None])  # (ROWS, 3)
         return torch.cat((known, (square - known[:, 1] ** 2)[:, None]), dim=1)
-    return in_parts(of_some, states_of(model, piece), piece.tokens, row_size=1, at_once=ROWS)
+    return in_parts(of_some, states_of(model, inputs, cache, piece), piece.text[piece.sampled], row_size=1, at_once=ROWS)
 
 
 def read_step(rollouts: list, parts: Iterable[str], middle: float, policy: Policy, s: Settings,

@@ -199,8 +199,8 @@ def test_log_p_tells_who_wrote(sharper, tokens, said):
     logits = torch.randn(1, tokens, 50, generator=torch.Generator().manual_seed(0)).double()
     token = torch.multinomial((sharper * logits[0]).softmax(1), 1, generator=torch.Generator().manual_seed(1))
     model = SimpleNamespace(hidden=lambda inputs, cache: inputs, logits=lambda states: states)
-    part = SimpleNamespace(inputs=logits, cache=None, sampled=torch.ones(1, tokens) > 0, tokens=token[:, 0])
-    log_p, entropy, _, variance = program.measured_by(model, part).T
+    piece = SimpleNamespace(sampled=torch.ones(1, tokens) > 0, text=token[None, :, 0])
+    log_p, entropy, _, variance = program.measured_by(model, logits, None, piece).T
     assert said in program.verdict(log_p, entropy, variance)
 
 

@@ -172,7 +172,7 @@ def ours(batch, policy, words):
     batch.ask = Queries(policy, batch, s, 1)
     credit = assign_credit(batch, partial(CREDIT_FUNCTIONS[s.mitigation], **hyper_parameters), s)
     moves_nothing = SimpleNamespace(zero_grad=policy.model.zero_grad, step=lambda: None,
-                                    weights_moved=lambda: [*policy.model.parameters()])
+                                    parameters=lambda: [*policy.model.parameters()])
     update(policy, moves_nothing, batch, credit, s)
     return credit, to_checkpoint({name: w.grad for name, w in policy.model.named_parameters()}, policy.model.config)
 

@@ -7,7 +7,6 @@ import importlib.util
 import os
 import sys
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch

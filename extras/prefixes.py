@@ -39,6 +39,7 @@ def move(model: Qwen2, cache: Cache, row: Tensor, length: Tensor) -> Cache:
     """A cache of Q rows, each of which has read the first tokens, length (Q,) of them, of the text
     in row (Q,) of another cache."""
     moved, C = copy(cache), int(length.max())
+    moved.columns = C
     before, moved.start = cache.start[row], C - length  # (Q,) where each begins
     shift = moved.start - before  # (Q,) columns to the right
     column = torch.arange(C, device=row.device) - shift[:, None]  # (Q, C) where each one stood

@@ -22,9 +22,9 @@ class RecordedRoom(Cache):
         pad = lambda x: F.pad(x[rows], (0, 0, 0, T))  # 0, since a weight of 0 times NaN is NaN
         self.keys, self.values = [pad(x) for x in prompts.keys], [pad(x) for x in prompts.values]
         self.start = prompts.start[rows]
-        columns = self.keys[0].shape[2]
-        self.key = torch.arange(columns, device=rows.device)  # (C,)
-        self.query = self.key.new_tensor([columns - T])  # (1,) the column to write next
+        self.columns = prompts.columns
+        self.key = torch.arange(self.columns + T, device=rows.device)  # (C,)
+        self.query = self.key.new_tensor([self.columns])  # (1,) the column to write next
         self.running = torch.arange(len(rows), device=rows.device)  # (B',)
         self.token = torch.zeros_like(rows)[:, None]  # (B, 1)
         self.graph = None

@@ -19,10 +19,11 @@ from torch import Tensor
 from extras.turns import Begun, respond
 from grpo import group_mean
 from plumbing.checks import per_token
+from plumbing.compute import Piece
 from plumbing.metrics import sampling_cost, tokens_in
-from qwen2_model import Qwen2, at_least_float32, probabilities
+from qwen2_model import Cache, Qwen2, at_least_float32, probabilities
 from rollout import Policy, TokenBatch, coin_of, seed_of
-from sampler import Piece, Rules, logprobs_of, read_responses, states_of
+from sampler import Rules, logprobs_of, read_responses, states_of
 from settings import Settings
 
 ROWS_AT_ONCE = 768  # continuations that are sampled together
@@ -105,8 +106,8 @@ class Queries:
     def read(
         self, reader: Callable, model: Qwen2, rows: Tensor | None = None, *given: Tensor
     ) -> Tensor:
-        """What a reader finds, (m, T, ...), in the responses rows (m,), or in all: see `read` of
-        sampler.py."""
+        """What a reader finds, (m, T, ...), in the responses rows (m,), or in all: see
+        `read_responses` of sampler.py."""
         batch = self.batch
         rows = (torch.arange(len(batch.tokens)) if rows is None else rows).to(batch.tokens.device)
         self.tokens_read += tokens_in(batch, rows)
@@ -162,15 +163,15 @@ class Queries:
 # -------------------------------------------------------------------------- readers of one question
 
 
-def attention_paid(model: Qwen2, piece: Piece, T: int) -> Tensor:
+def attention_paid(model: Qwen2, inputs: Tensor, cache: Cache, piece: Piece, T: int) -> Tensor:
     """What the state before each sampled token pays to each token of its response, (n, T), in the
     last layer, averaged over its heads. What is paid to the prompt and to replies is left out."""
     *layers, last = model.layers
-    x, rotation, mask = model.begin(piece.inputs, piece.cache)
+    x, rotation, mask = model.begin(inputs, cache)
     for i, layer in enumerate(layers):
-        x = layer(x, rotation, mask, partial(piece.cache.extend, i))  # (b, S, D)
+        x = layer(x, rotation, mask, partial(cache.extend, i))  # (b, S, D)
     q, k, v = last.heads(x, rotation)  # (b, H, S, d), (b, K, S, d), (b, K, S, d)
-    keys, _ = piece.cache.extend(len(layers), k, v)  # (b, K, C, d)
+    keys, _ = cache.extend(len(layers), k, v)  # (b, K, C, d)
     S = x.shape[1]
     paid = at_least_float32(probabilities(q, keys, mask).mean(1))[..., -S:]  # (b, S, S) to inputs
     rows = []
@@ -181,12 +182,14 @@ def attention_paid(model: Qwen2, piece: Piece, T: int) -> Tensor:
     return torch.cat(rows)
 
 
-def logprobs_without(model: Qwen2, piece: Piece, hide: Tensor) -> Tensor:
+def logprobs_without(
+    model: Qwen2, inputs: Tensor, cache: Cache, piece: Piece, hide: Tensor
+) -> Tensor:
     """log pi (n,) where no later state attends to the tokens marked in hide (n,)."""
     # Input s + 1 is the token that state s predicts.
     predicted = torch.zeros_like(piece.sampled).masked_scatter(piece.sampled, hide)  # (b, S)
     hidden = F.pad(predicted[:, :-1], (1, 0))[:, None]  # (b, 1, S) by input
     S = hidden.shape[2]
     itself = torch.eye(S, dtype=torch.bool, device=hide.device)  # (S, S), which still sees itself
-    states = model.hidden(piece.inputs, piece.cache, hidden & ~itself)[piece.sampled]  # (n, D)
-    return model.logprob(states, piece.tokens)
+    states = model.hidden(inputs, cache, hidden & ~itself)[piece.sampled]  # (n, D)
+    return model.logprob(states, piece.text[piece.sampled])

@@ -1,12 +1,13 @@
 """How formulas are computed: in parts that fit into memory, in a dtype that the processor is quick at, by a kernel of
-the GPU, and without reading a text twice. The formulas stand in qwen2_model.py and sampler.py.
+the GPU, on responses of like length, and without reading a text twice. The formulas stand in qwen2_model.py and
+sampler.py.
 
 A first reading can skip it.
 """
 import math
 from functools import partial
 from itertools import repeat
-from typing import Callable, Iterator, Sequence
+from typing import Any, Callable, NamedTuple, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +18,11 @@ from torch.utils.checkpoint import checkpoint
 
 BLOCK = 2**21  # numbers of a matrix that are converted at once: they stay in the processor's cache
 LIKE = 0.75  # responses are read together, padded, if the shortest has at least this share of the longest's length
+
+
+# Numbers that are computed at a time, at most; and that are kept for the backward pass, which computes more again.
+SCORES_AT_ONCE, SCORES_KEPT = 2**24, 2**23  # of a layer's attention
+LOGITS_AT_ONCE = LOGITS_KEPT = 2**26
 
 
 def recomputed(function: Callable) -> Callable:
@@ -40,7 +46,21 @@ def in_parts(function: Callable, *rows: Tensor | None, row_size: int, at_once: i
     return tuple(map(torch.cat, zip(*found))) if isinstance(found[0], tuple) else torch.cat(found)
 
 
+def logprobs_in_memory(formula: Callable, states: Tensor, tokens: Tensor, V: int) -> Tensor:
+    """formula(states, tokens), (n,), of states (n, D) and tokens (n,), which makes V numbers for each token."""
+    return in_parts(formula, states, tokens, row_size=V, at_once=LOGITS_AT_ONCE, kept=LOGITS_KEPT)
+
+
 # ------------------------------------------------------------------------------------------------- attention
+
+
+def run_attention(formula: Callable, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """The formula of attention, of q (R, H, S, d), k and v (R, K, C, d) and mask (R, 1, S, C), for as many rows at a
+    time as memory allows; or by a GPU's kernel, which for one new token a row is not worth its copies of k and v."""
+    if q.is_cuda and q.shape[2] > 1:
+        return attention_on_gpu(q, k, v, mask)
+    scores = q.shape[1] * mask[0].numel()  # of a row
+    return in_parts(formula, q, k, v, mask, row_size=scores, at_once=SCORES_AT_ONCE, kept=SCORES_KEPT)
 
 
 def attention_on_gpu(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
@@ -119,7 +139,7 @@ def distinct_texts(prompts: list[list[int]]) -> tuple[list[list[int]], list[int]
 
 
 def of_like_length(length: Tensor, at_once: int) -> list[Tensor]:
-    """Rows, given their length (b,), as groups of indices: the longest first, at most at_once in a group, the shortest
+    """Rows, given their length (m,), as groups of indices: the longest first, at most at_once in a group, the shortest
     of which has at least LIKE of the longest one's length."""
     groups = []
     for i in length.argsort(descending=True, stable=True).tolist():
@@ -130,12 +150,36 @@ def of_like_length(length: Tensor, at_once: int) -> list[Tensor]:
     return [torch.tensor(rows, device=length.device) for rows in groups]
 
 
-def pieces_of_like_length(sampled: Tensor, at_once: int) -> Iterator[tuple[Tensor, int]]:
-    """The groups of `of_like_length`, of rows whose columns sampled (m, S) were sampled: their indices (b,), and the
-    number of columns of the longest, up to its last sampled one."""
+class Piece(NamedTuple):
+    """b of m responses, of about the same length, up to the last sampled token of the longest."""
+
+    prompt_of: Tensor  # (b,) which of the prompts each answers
+    text: Tensor  # (b, S) what stands behind the prompt, with replies
+    sampled: Tensor  # (b, S) which of these tokens the policy sampled: n of them
+    place: tuple[Tensor, Tensor]  # (n,) each: the response, of m, and the column, of T, of each sampled token
+
+
+def in_pieces(batch: Any, rows: Tensor, at_once: int) -> tuple[list[list[int]], list[Piece]]:
+    """The responses rows (m,) of a TokenBatch: their prompts, each once; and they themselves, in pieces of like length,
+    at most at_once in one."""
+    groups, prompt_of = batch.group[rows].unique(return_inverse=True)  # (q,), (m,)
+    mask, before = batch.mask[rows], [batch.before[i] for i in rows.tolist()]  # (m, T), m
+    text, sampled = with_replies(batch.tokens[rows], mask, before)  # (m, S) each
     length = (sampled * torch.arange(1, 1 + sampled.shape[1], device=sampled.device)).amax(1)  # (m,)
-    for rows in of_like_length(length, at_once):
-        yield rows, int(length[rows[0]])
+    pieces = []
+    for members in of_like_length(length, at_once):  # (b,)
+        S = int(length[members[0]])
+        i, t = mask[members].nonzero(as_tuple=True)  # (n,) each, in the order of the sampled tokens of the text
+        pieces.append(Piece(prompt_of[members], text[members, :S], sampled[members, :S], (members[i], t)))
+    return [batch.prompts[q] for q in groups.tolist()], pieces
+
+
+def gathered(values: list[Tensor], pieces: list[Piece], shape: tuple[int, int]) -> Tensor:
+    """Values (n, ...) of the sampled tokens of each piece, in the columns of the responses, of shape (m, T): (m, T,
+    ...), 0 on padding; with gradient."""
+    i, t = (torch.cat(index) for index in zip(*(piece.place for piece in pieces)))  # (N,) each
+    found = torch.cat(values)  # (N, ...)
+    return found.new_zeros(*shape, *found.shape[1:]).index_put((i, t), found)
 
 
 def interleave(tokens: list, before: dict[int, list]) -> list:

@@ -40,8 +40,8 @@ class Optimizer:
         for group in self.adamw.param_groups:
             group["lr"] = lr
 
-    def weights_moved(self) -> list[Tensor]:
-        """The weights that AdamW moves, which have the gradients: the model's or their masters."""
+    def parameters(self) -> list[Tensor]:
+        """What AdamW moves, and what has the gradients: the model's weights or their masters."""
         return list(self.master.values())
 
     def step(self) -> None:

@@ -10,7 +10,7 @@ import torch
 
 import grpo
 import methods.registry  # noqa: F401  completes ADVANTAGES, LOSSES, ...
-import qwen2_model
+from plumbing import compute
 from plumbing.optimizer import Optimizer
 from qwen2_model import Qwen2, parse_config
 from rollout import Policy
@@ -256,8 +256,8 @@ def test_two_updates_equal_plain_autograd(architecture, tied, checkpointed, temp
     ratio, divergence = (x[:, used] for x in by_token)  # (2, N)
     ours.checkpoint_activations = checkpointed
     if micro_batch == 3:  # attention of a row at a time, none of it kept
-        monkeypatch.setattr(qwen2_model, "SCORES_AT_ONCE", 1)
-        monkeypatch.setattr(qwen2_model, "SCORES_KEPT", 0)
+        monkeypatch.setattr(compute, "SCORES_AT_ONCE", 1)
+        monkeypatch.setattr(compute, "SCORES_KEPT", 0)
     monkeypatch.setitem(grpo.LOSSES, "ppo", lambda *given: (*grpo.ppo_clip(*given), {"own": given[0] - given[1]}))
     row = take_update(ours, batch, credit, kl=kl, kl_gradient="unbiased" if unbiased else "k3", clip_low=0.1,
                       clip_high=0.3, updates_per_batch=2, max_grad_norm=0.05, micro_batch=micro_batch,

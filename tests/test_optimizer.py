@@ -1,5 +1,4 @@
 """AdamW with float32 master weights, against torch's AdamW on a float32 copy of the model."""
-from types import SimpleNamespace
 
 import pytest
 import torch

@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-import qwen2_model
-from plumbing.compute import attention_on_gpu, in_parts
+from plumbing import compute
+from plumbing.compute import attention_on_gpu, run_attention
 from qwen2_model import attention, load_model, parse_config, save_model, to_checkpoint
 from tests.random_checkpoints import FAMILIES, HF, V, assert_close, assert_same_logits, both, random_tokens
 
@@ -179,8 +179,8 @@ def test_log_probs_and_their_gradients_are_autograds(tied, temperature, logits_k
     expected = logits.log_softmax(-1)[torch.arange(11), tokens]  # (11,)
 
     saved = []
-    monkeypatch.setattr(qwen2_model, "LOGITS_KEPT", logits_kept)
-    monkeypatch.setattr(qwen2_model, "LOGITS_AT_ONCE", logits_kept)
+    monkeypatch.setattr(compute, "LOGITS_KEPT", logits_kept)
+    monkeypatch.setattr(compute, "LOGITS_AT_ONCE", logits_kept)
     with torch.autograd.graph.saved_tensors_hooks(lambda x: (saved.append(x), x)[1], lambda x: x):
         got = model.logprob(hidden, tokens)
     assert len({x.data_ptr() for x in saved if x.shape == (11, 17)}) == kept
@@ -198,10 +198,12 @@ def test_log_probs_and_their_gradients_are_autograds(tied, temperature, logits_k
 
 
 @pytest.mark.parametrize("at_once, kept", [(2**24, 2**25), (6 * 5 * 8, 2**25), (1, 2**25), (2**24, 1), (1, 1)])
-def test_attention_is_torchs_own(at_once, kept):
+def test_attention_is_torchs_own(at_once, kept, monkeypatch):
     """Guards against key heads that go to other query heads than theirs, on a GPU, too, a lost scale or bias, and rows
     that are lost where they are computed in pieces, or again."""
-    parted = lambda *given: in_parts(attention, *given, row_size=6 * 5 * 8, at_once=at_once, kept=kept)
+    monkeypatch.setattr(compute, "SCORES_AT_ONCE", at_once)
+    monkeypatch.setattr(compute, "SCORES_KEPT", kept)
+    parted = lambda *given: run_attention(attention, *given)
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(*shape, 4, dtype=torch.float64, generator=generator, requires_grad=True)
                for shape in ((3, 6, 5), (3, 2, 8), (3, 2, 8)))

@@ -226,6 +226,7 @@ def test_how_many_responses_are_evaluated_at_once_changes_nothing(monkeypatch):
     monkeypatch.setattr(sampler, "ROOM_BYTES", 0)
     assert np.array_equal(wide, train.evaluate(policy, puzzles, 2, s))
     assert widths == [18, 24, 4, 4, 4, 4, 2]
+    assert train.evaluate(policy, puzzles[:2], 5, s).shape == (2, 5) and widths[-2:] == [5, 5]  # a step has but four
     assert wide.shape == (9, 2) and (wide[:, 0] != wide[:, 1]).any()
     assert (greedy[:, 0] == greedy[:, 1]).all()
 
