@@ -31,7 +31,7 @@ from plumbing.report import Estimate, Table, t_estimate
 from plumbing.runs import FREE, heldout, is_finished, read_config, read_metrics
 from settings import Settings
 
-LOOK = 0.5  # seconds between two looks at the runs
+LOOK, SAID = 0.5, 20.0  # seconds between two looks at the runs, and between two lines that say how far they are
 LEAST = 2  # seeds that all arms must have before there are tables
 BY_STEP = ("curve", "spent")  # success, and weighted tokens so far, as `step:value` pairs
 COSTS = {"tokens_sampled": 1, "tokens_read": 1, "tokens_updated": 3}  # in forward passes; a backward pass is two
@@ -109,8 +109,9 @@ class Experiment(NamedTuple):
 # ----------------------------------------------------------------------------------------------- runs, and rows
 
 
-def train(room: Room, processes: int) -> None:
-    """Start or resume what has no row, `processes` runs at a time. Nothing runs after this ends, however it does."""
+def train(room: Room, processes: int, stop: Callable[[dict], bool] | None = None) -> None:
+    """Start or resume what has no row, `processes` runs at a time. Nothing runs after this ends, however it does. stop:
+    whether a run ends here, by its row so far, asked after each evaluation."""
     file = room.folder / "settings.json"
     if not file.is_file() and not room.rows():
         room.folder.mkdir(parents=True, exist_ok=True)
@@ -120,15 +121,26 @@ def train(room: Room, processes: int) -> None:
     rows, running, failed, threads = room.rows(), [], 0, max(1, (os.cpu_count() or 1) // processes)
     waiting = [e for e in room.runs() if e.folder.name not in rows]
     print(progress(room, processes), flush=True)
+    said, seen = time.monotonic(), {}
     try:
         while waiting or running:
             while waiting and len(running) < processes:
                 running.append((waiting[0], start(waiting.pop(0), threads)))
+            for e, process in running if stop else ():
+                row = row_so_far(e)
+                if row and row["curve"] != seen.get(e.folder) and stop(row):
+                    process.terminate()
+                    process.wait()
+                    add_row(e, row)
+                seen[e.folder] = row.get("curve")
             for e, process in [pair for pair in running if pair[1].poll() is not None]:
                 running.remove((e, process))
                 problem = take_over(e, process.returncode)
                 failed += bool(problem)
                 print(f"{progress(room, processes)}  {e.folder.name}: {problem or 'done'}", flush=True)
+            if time.monotonic() - said > SAID:
+                said = time.monotonic()
+                print(progress(room, processes), *(place(e) for e, _ in running), sep="  ", flush=True)
             time.sleep(LOOK)
     finally:
         for _, process in running:
@@ -147,6 +159,14 @@ def progress(room: Room, processes: int) -> str:
     return f"{len(took)}/{len(runs)} runs done, ETA {eta}"
 
 
+def place(e: Experiment) -> str:
+    """How far a run is."""
+    try:
+        return f"{e.folder.name} after step {read_metrics(e.folder)['step'][-1]:.0f}"
+    except (ValueError, OSError):
+        return f"{e.folder.name} at its start"
+
+
 def start(e: Experiment, threads: int) -> subprocess.Popen:
     """Start or resume a run, its output in its log; nothing is left to do for a finished one. ValueError for one with
     other settings, as after a trial."""
@@ -162,8 +182,16 @@ def start(e: Experiment, threads: int) -> subprocess.Popen:
                                 env=os.environ | {"OMP_NUM_THREADS": str(threads)})
 
 
+def row_so_far(e: Experiment) -> dict:
+    """The row of a run that has more than one evaluation; empty for another."""
+    try:
+        return make_row(e) if len(heldout(read_metrics(e.folder))[0]) > 1 else {}
+    except (ValueError, OSError):  # it has only begun, or is writing
+        return {}
+
+
 def make_row(e: Experiment) -> dict:
-    """The row of a finished run."""
+    """The row of a run, as far as it is."""
     metrics = read_metrics(e.folder)
     curve = dict(zip(*(column.tolist() for column in heldout(metrics)[:2])))
     cost = np.nancumsum(sum(weight * metrics[name] for name, weight in COSTS.items()))  # (steps + 1,) NaN at the start
@@ -185,15 +213,19 @@ def write_rows(rows: list[dict], file: Path) -> None:
         writer.writerows(rows)
 
 
+def add_row(e: Experiment, row: dict) -> None:
+    """Write the row of a run to its room, which may have it."""
+    if e.folder.name not in (rows := e.room.rows()):
+        replace_file(e.room.folder / "runs.csv", lambda part: write_rows([*rows.values(), row], part))
+
+
 def take_over(e: Experiment, code: int) -> str:
     """Give a run that ended its row, and remove what is large of it. Returns what is wrong where it gets none."""
     try:
-        if not is_finished(e.folder):
+        if e.folder.name not in e.room.rows() and not is_finished(e.folder):
             lines = e.log.read_text(encoding="utf-8", errors="replace").splitlines() or ["nothing"]
             return f"ended with code {code}, and its last line was: {lines[-1]}"
-        row = make_row(e)
-        if e.folder.name not in (rows := e.room.rows()):
-            replace_file(e.room.folder / "runs.csv", lambda part: write_rows([*rows.values(), row], part))
+        add_row(e, make_row(e))
     except (ValueError, OSError) as error:
         return str(error)
     for name in ("credit", "checkpoints"):
@@ -237,9 +269,8 @@ def spent(group: Group) -> np.ndarray:
     return np.mean([list(row["spent"].values()) for row in group.rows.values()], 0)
 
 
-def apart(a: Group, b: Group, places: Callable[[Group], np.ndarray], freedom: float | None = None) -> Estimate:
-    """The mean success of a group minus another one's, until the last step or cost that both reached; freedom: of t, if
-    not Welch's.
+def areas(a: Group, b: Group, places: Callable[[Group], np.ndarray]) -> list[np.ndarray]:
+    """The mean success (n,) of each run of two groups, until the last step or cost that both groups reached.
 
     A line between two measurements lies below a concave curve, and further below where they are far apart. So both are
     read at the places (m,) of the group whose measurements are further apart.
@@ -250,7 +281,12 @@ def apart(a: Group, b: Group, places: Callable[[Group], np.ndarray], freedom: fl
     shared = np.append(coarser[coarser < last * (1 - 1e-9)], last)  # (n,)
     curves = ([np.interp(shared, own, list(row["curve"].values())) for row in group.rows.values()]
               for group, own in sides)  # (seeds, n) each, linear between the measurements
-    return t_estimate(*(np.trapezoid(curve, shared) / np.ptp(shared) for curve in curves), freedom=freedom)
+    return [np.trapezoid(curve, shared) / np.ptp(shared) for curve in curves]
+
+
+def apart(a: Group, b: Group, places: Callable[[Group], np.ndarray]) -> Estimate:
+    """The mean of these areas of a group minus another one's."""
+    return t_estimate(*areas(a, b, places))
 
 
 def difference(a: Group, b: Group) -> Estimate:

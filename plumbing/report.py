@@ -64,18 +64,17 @@ def student(freedom: float) -> tuple[np.ndarray, np.ndarray]:
     return math.sqrt(freedom) * np.tan(a), 1 - below / below[-1]
 
 
-def t_estimate(*samples: np.ndarray, freedom: float | None = None) -> Estimate:
+def t_estimate(*samples: np.ndarray) -> Estimate:
     """The mean of a sample (n,) of independent values, such as one per seed, or that minus the mean of a second one;
     with its 95% interval and its p, if values vary. With v = var / n of each, t = value / sqrt(sum v) has about (sum
-    v)^2 / sum(v^2 / (n - 1)) degrees of freedom, unless others are given: Welch (1947), for samples that differ in
-    variance."""
+    v)^2 / sum(v^2 / (n - 1)) degrees of freedom: Welch (1947), for samples that differ in variance."""
     counts = [len(x) for x in samples]
     value = float(np.subtract.reduce([np.mean(x) for x in samples])) if all(counts) else float("nan")
     if min(counts) < 2 or not any(map(varies, samples)):
         return Estimate(value)
     v = [np.var(x, ddof=1) / len(x) for x in samples]
-    welch, error = sum(v) ** 2 / sum(part**2 / (n - 1) for part, n in zip(v, counts)), math.sqrt(sum(v))
-    t, further = student(freedom or welch)
+    error = math.sqrt(sum(v))
+    t, further = student(sum(v) ** 2 / sum(part**2 / (n - 1) for part, n in zip(v, counts)))
     half = float(np.interp(-0.05, -further, t)) * error
     return Estimate(value, value - half, value + half, float(np.interp(abs(value) / error, t, further)))
 

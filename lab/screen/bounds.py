@@ -1,75 +1,73 @@
-"""The bounds of the screen, and how often they err: simulated, since looks after every seed have no table.
+"""The screen's third rule: which lead over RLOO's stored runs, the box, is a try, and which is killed.
 
-A function has a look after each seed from the third to the last: t = lead / Welch's error, with n - 1 degrees of
-freedom after n seeds, or those of a smaller box. It is killed where its lead is not above 0, and a try where the
-one-sided p is below a level. At this level one that is no better, and whose deviation is far above the box's, is ever a
-try with probability `error`; others are more rarely. How often it then errs is counted on other draws.
+After n seeds the lead is a difference of means. Few seeds know little of their own deviation, so each side's variance
+starts from eight degrees of freedom at a deviation of one point, about that of all runs ever screened. Then
 
-Run it:  python -m lab.screen.bounds
+    try     p < 0.0133 n / 8 / F, one-sided: F functions have been screened
+    kill    lead < max(0, 1.2 points - error): 1.2 points and more would seldom look so small
+    kill    within the first run, where its lead so far is below -3 errors, at equal steps and at equal cost
+
+How often it errs, on stored curves: simulation.py, which also has the rule before it.
 """
-from functools import cache
-from itertools import product
+from typing import NamedTuple
 
 import numpy as np
 
-from plumbing.report import Table, student
+from plumbing.report import Estimate, student
 
-FIRST, LAST, BOX = 3, 8, 20  # seeds at the first look and at the last; those in the box
-ERROR = 0.05  # of any try of one function that is no better
-
-
-def freedom(n: int, runs: int) -> int:
-    """Degrees of freedom of t after n seeds, beside a box of so many runs."""
-    return min(n, runs) - 1
+FIRST, LAST = 2, 8  # seeds at the first look that can end in a try, and at the last one
+LEVEL, AIM, BEHIND = 0.0133, 0.012, 3.0
+PRIOR, DEVIATION = 8, 0.01  # degrees of freedom, and the deviation that they stand for
 
 
-@cache
-def simulate(lead: float, deviation: float, runs: int = BOX, draw: int = 1, paths: int = 40_000) -> np.ndarray:
-    """The lead at each look, and its one-sided p, (2, looks, paths); at most 0.5. The box: `runs` of deviation 1."""
-    rng, found = np.random.default_rng(draw), []
-    box, seeds = rng.normal(0, 1, (paths, runs)), rng.normal(lead, deviation, (paths, LAST))
-    for n in range(FIRST, LAST + 1):
-        own = seeds[:, :n]
-        difference = own.mean(1) - box.mean(1)  # (paths,)
-        error = np.sqrt(own.var(1, ddof=1) / n + box.var(1, ddof=1) / runs)
-        found.append([difference, np.interp(difference / error, *student(freedom(n, runs))) / 2])
-    return np.stack(found, 1)
+class Leads(NamedTuple):
+    """Leads over a box, of one function or of many that are simulated: arrays (...)."""
+
+    value: np.ndarray
+    error: np.ndarray
+    freedom: int
+    seeds: int
+
+    @property
+    def p(self) -> np.ndarray:
+        """The one-sided p (...) of a true lead of 0; at most 0.5."""
+        return np.interp(self.value / self.error, *student(self.freedom)) / 2
+
+    def within(self, share: float) -> np.ndarray:
+        """So far (...) above and below lies this two-sided share of what the true lead may be."""
+        t, further = student(self.freedom)
+        return self.error * np.interp(share - 1, -further, t)
+
+    @property
+    def estimate(self) -> Estimate:
+        """The lead of one function, with its 95% interval."""
+        value, half = float(self.value), float(self.within(0.95))
+        return Estimate(value, value - half, value + half, 2 * float(self.p))
 
 
-def smallest(difference: np.ndarray, p: np.ndarray) -> np.ndarray:
-    """The smallest p (paths,) of each path before it is killed; 1 where it is killed at the first look."""
-    return np.where(np.logical_and.accumulate(difference > 0), p, 1).min(0)
+def variance(x: np.ndarray) -> np.ndarray:
+    """The variance (...) of values (..., n), as if PRIOR further ones had varied by DEVIATION."""
+    squares = ((x - x.mean(-1, keepdims=True)) ** 2).sum(-1)
+    return (PRIOR * DEVIATION**2 + squares) / (PRIOR + x.shape[-1] - 1)
 
 
-def level(error: float) -> float:
-    """The p below which a function is a try, on one axis of one task, so that it errs with this probability."""
-    return float(np.quantile(smallest(*simulate(0, 1000, draw=0, paths=500_000)), error))
+def leads(own: np.ndarray, box: np.ndarray) -> Leads:
+    """Of areas (..., n) over those of the box (..., runs)."""
+    n, runs = own.shape[-1], box.shape[-1]
+    error = np.sqrt(variance(own) / n + variance(box) / runs)
+    return Leads(own.mean(-1) - box.mean(-1), error, PRIOR + min(n, runs) - 1, n)
 
 
-def shares(lead: float, deviation: float, below: float, runs: int = BOX) -> tuple[float, float, float, float]:
-    """How often it ends in kill, undecided and try where a p below this is a try; and the mean number of seeds."""
-    difference, p = simulate(lead, deviation, runs)
-    tried, ended = smallest(difference, p) < below, (difference <= 0) | (p < below)
-    killed = ~tried & (difference <= 0).any(0)
-    seeds = np.where(ended.any(0), FIRST + ended.argmax(0), LAST)
-    return killed.mean(), (~tried & ~killed).mean(), tried.mean(), seeds.mean()
+def is_try(e: Leads, share: float = 1.0) -> np.ndarray:
+    """Whether leads (...) are beyond the bound; share: of the error that is allowed."""
+    return e.p < LEVEL * e.seeds / LAST * share
 
 
-def table() -> Table:
-    """How often the screen ends in which word, and what an unadjusted t at every seed would do."""
-    rows = []
-    for deviation, lead in product((1, 2, 4), (-2, 0, 1, 2, 2.5)):
-        *words, seeds = shares(lead, deviation, level(ERROR / 2))
-        later = [shares(lead, deviation, level(ERROR / 2 / F))[2] for F in (2, 6, 12)]
-        naive = (simulate(lead, deviation)[1] < ERROR).any(0).mean()
-        rows.append([f"{deviation}", f"{lead}", *(f"{100 * x:.1f}" for x in words), f"{seeds:.1f}",
-                     *(f"{100 * x:.1f}" for x in (*later, naive))])
-    return Table("How often the screen ends in which word", (
-        "Lead and deviation in those of the box. In percent of simulated functions, on one of two axes; the mean "
-        "number of seeds; a try of the second, sixth and twelfth function; unadjusted: a one-sided t at 5% at every "
-        f"seed from {FIRST} to {LAST}. A try is a p below {level(ERROR / 2):.5f}."),
-        ["deviation", "lead", "kill", "undecided", "try", "seeds", "2nd", "6th", "12th", "unadjusted"], rows)
+def is_futile(e: Leads) -> np.ndarray:
+    """Whether leads (...) are too small to go on."""
+    return e.value < np.maximum(0, AIM - e.error)
 
 
-if __name__ == "__main__":
-    print(table())
+def is_behind(e: Leads) -> np.ndarray:
+    """Whether leads (...) so far in a run are so low that its rest is not worth its time."""
+    return e.value < -BEHIND * e.error
