@@ -68,8 +68,8 @@ class Puzzle(NamedTuple):
 
 
 def load(part: str, count: int | None = None, path: str = "") -> list[Puzzle]:
-    """At most `count` puzzles of a part: `train`, `heldout`, or `all` of a file. They have three
-    numbers from 1 to 20, or are those of a file.
+    """At most `count` puzzles of a part: `train`, `heldout`, `new_numbers` (see split), or `all` of
+    a file. They have three numbers from 1 to 20, or are those of a file.
 
     Without a count: 4,096, or all that the file has. ValueError where it has none.
     """

@@ -50,7 +50,6 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
 from plumbing.checks import check_finite, check_gradient, check_loss
-from plumbing.compute import whole_groups
 from plumbing.metrics import UpdateColumns
 from plumbing.optimizer import Optimizer
 from rollout import Policy, TokenBatch, by_group
@@ -177,6 +176,19 @@ def loss_shares(batch: TokenBatch, s: Settings) -> Tensor:
 # ------------------------------------------------------------------------------------------ update
 
 
+def whole_groups(group: Tensor, rows: Tensor, at_once: int) -> list[Tensor]:
+    """Rows (m,) in parts (b,) of at most at_once: of whole groups, as many as fit; or of a group
+    that is larger. group (B,): that of each row."""
+    parts = []
+    for q in group[rows].unique():
+        members = rows[group[rows] == q]
+        if parts and len(parts[-1]) + len(members) <= at_once:
+            parts[-1] = torch.cat((parts[-1], members))
+        else:
+            parts += members.split(at_once)
+    return parts
+
+
 def update(
     policy: Policy, optimizer: Optimizer, batch: TokenBatch, credit: Tensor, s: Settings
 ) -> dict:
@@ -240,8 +252,8 @@ def gradient(credit: Tensor, logit_grad: Tensor) -> Tensor:
 def instrument(batch: TokenBatch, credit: Tensor, s: Settings) -> dict[str, Tensor]:
     """What is measured of every token of a step, by name, (B, T) each.
 
-    plumbing/metrics.py logs the first five, by the names in its CREDIT_LOG; the others follow from
-    them. metrics.csv gets the sums of abs(gradient) * share by role.
+    plumbing/metrics.py logs the first five, by the names in its CREDIT_LOG; contribution and
+    gradient follow from them. metrics.csv gets what part of abs(gradient) * share each role has.
     """
     return {
         "logprob": batch.logprob,  # log pi(token), nats: 0 where the policy was certain

@@ -25,9 +25,9 @@ How this differs from the original work and from most published code:
 
 Shapes: Q puzzles a step, G responses to each (a group), B = Q G responses, T tokens of the longest
 one. In the formulas, A is the response's advantage, L its length and r its reward; p is the token's
-probability, and H the entropy of the distribution it was sampled from; V is the expected reward of
-the response, given the text before the token; z is a z-score. For a reweighting the formula shows
-A * weight, before the weights are rescaled.
+probability, and H the entropy of the distribution before it. (In methods/: V is the expected reward
+of the response, given the text before the token; z is a z-score.) For a reweighting the formula
+shows A * weight, before the weights are rescaled.
 
 Run it:  python train.py --mitigation outcome_conditional --think_discount 0.5
 """
@@ -168,8 +168,8 @@ def reward_decomposition(
     Strategy 4. --weights are a,b,c. Each reward is z-scored in its group by itself. A_steps: the
     share of written calculations that are true and use available numbers, a process reward. With
     stepwise=True each calculation's own verdict, z-scored over all calculations of the group, goes
-    to its own tokens instead. A response without an answer or a calculation gets plain GRPO; in the
-    group's z-score of A_steps it counts as 0. (The paper also normalizes the sum over the batch.)
+    to its own tokens instead. A response without an answer or a calculation gets plain GRPO; one
+    without a calculation counts as 0 in A_steps. (The paper also normalizes the sum over a batch.)
     """
     try:
         a, b, c = map(float, weights.split(","))
@@ -232,9 +232,9 @@ def outcome_conditional(batch: TokenBatch, think_discount: float = 0.5) -> Tenso
 def inverse_logprob(batch: TokenBatch, epsilon: float = 0.1) -> Tensor:
     """credit = A / (|log p| + epsilon): favour tokens the model was sure of (the original work).
 
-    Strategy 7, meant to make |credit * log p| equal on all tokens. That holds where |log p| is well
-    above epsilon. (The original did not rescale its weight, see --normalize none, nor detach it:
-    lab/original/methods.md.)
+    Strategy 7, meant to make |credit * log p| equal on all tokens of a response. That holds where
+    |log p| is well above epsilon. (The original did not rescale its weight, see --normalize none,
+    nor detach it: lab/original/methods.md.)
     """
     require(epsilon > 0, "--epsilon must be above 0")
     return 1 / (batch.logprob.abs() + epsilon)

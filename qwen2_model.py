@@ -287,7 +287,8 @@ class Cache:
         row 1          d   e   g     1
 
     A token's position, for RoPE, is its column: attention depends on differences of positions
-    alone, so it does not matter where a text begins.
+    alone, so it does not matter where a text begins. This class reads prompts, once; `rows` makes
+    those of the responses behind them, which are read once, too; sampler.Room reads on by columns.
     """
 
     def __init__(self, model: Qwen2, start: Tensor):

@@ -25,13 +25,14 @@ import torch
 from torch import Tensor
 
 from extras.recorded import RecordedRoom
-from plumbing.compute import Piece, gathered, in_parts, in_pieces
+from plumbing.compute import in_parts, with_replies
 from qwen2_model import Cache, Qwen2
 
-LOGITS_AT_ONCE = 2**18  # that `choose` looks at on a CPU: as many as the processor's cache holds
+LOGITS_AT_ONCE = 2**18  # that `choose` looks at on a CPU: about as many as stay in its cache
 # Keys and values while evaluating, on a CPU: an evaluation of Qwen 0.5B then takes 2.8 GB, about as
 # much as a training step. With four times as much it took 3.9.
 ROOM_BYTES = 2**27
+LIKE = 0.75  # of the longest response's length: shorter ones are not read together with it
 RECORDED_ON = ("cuda",)  # devices that replay a recorded decode step
 
 Replies = Sequence[dict[int, list[int]]]  # of each response {t: the tokens read before column t}
@@ -240,6 +241,51 @@ def generate(
 # -------------------------------------------------------------------------------------- read again
 
 
+class Piece(NamedTuple):
+    """b of m responses that are read together, up to the last sampled token of the longest."""
+
+    prompt_of: Tensor  # (b,) which of the prompts each answers
+    text: Tensor  # (b, S) what stands behind the prompt, with replies
+    sampled: Tensor  # (b, S) which of these tokens the policy sampled: n of them
+    place: tuple[Tensor, Tensor]  # (n,) each: the response, of m, and the column, of T, of each one
+
+
+def of_like_length(length: Tensor, at_once: int) -> list[Tensor]:
+    """Rows, given their length (m,), in parts (b,) of at most at_once, the longest first."""
+    parts = []
+    for i in length.argsort(descending=True, stable=True).tolist():
+        if parts and len(parts[-1]) < at_once and length[i] >= LIKE * length[parts[-1][0]]:
+            parts[-1].append(i)
+        else:
+            parts.append([i])
+    return [torch.tensor(rows, device=length.device) for rows in parts]
+
+
+def in_pieces(batch: Any, rows: Tensor, at_once: int) -> tuple[list[list[int]], list[Piece]]:
+    """The responses rows (m,) of a TokenBatch: their prompts, each once; and they themselves, at
+    most at_once in a piece."""
+    groups, prompt_of = batch.group[rows].unique(return_inverse=True)  # (q,), (m,)
+    mask, before = batch.mask[rows], [batch.before[i] for i in rows.tolist()]  # (m, T), m
+    text, sampled = with_replies(batch.tokens[rows], mask, before)  # (m, S) each; else as they are
+    column = torch.arange(1, 1 + sampled.shape[1], device=sampled.device)  # (S,)
+    length = (sampled * column).amax(1)  # (m,) up to the last sampled token
+    pieces = []
+    for part in of_like_length(length, at_once):  # (b,)
+        S = int(length[part[0]])
+        i, t = mask[part].nonzero(as_tuple=True)  # (n,) each, in the order of text[sampled]
+        place = part[i], t
+        pieces.append(Piece(prompt_of[part], text[part, :S], sampled[part, :S], place))
+    return [batch.prompts[q] for q in groups.tolist()], pieces
+
+
+def put_back(values: list[Tensor], pieces: list[Piece], m: int, T: int) -> Tensor:
+    """Values (n, ...) of the sampled tokens of each piece, at their places: (m, T, ...), 0 on
+    padding; with gradient."""
+    i, t = (torch.cat(index) for index in zip(*(piece.place for piece in pieces)))  # (N,) each
+    found = torch.cat(values)  # (N, ...)
+    return found.new_zeros(m, T, *found.shape[1:]).index_put((i, t), found)
+
+
 def states_of(model: Qwen2, inputs: Tensor, cache: Cache, piece: Piece) -> Tensor:
     """The last hidden states (n, D) that predict the sampled tokens of a piece."""
     return model.hidden(inputs, cache)[piece.sampled]
@@ -270,4 +316,4 @@ def read_responses(
         own_cache = cache.rows(piece.prompt_of)  # of b rows, which have read their prompts
         known = [x[piece.place] for x in given]  # (n, ...) each
         values.append(reader(model, inputs, own_cache, piece, *known))  # (n, ...)
-    return gathered(values, pieces, batch.mask[rows].shape)
+    return put_back(values, pieces, *batch.mask[rows].shape)

@@ -23,7 +23,7 @@ class Settings:
     lora_rank: int = 0  # of adapters to train, see extras/lora.py; 0: train the whole model
     lora_alpha: float = 32.0  # what adapters add is multiplied by this / rank
     adapter: str = ""  # a PEFT folder of the same rank and alpha to start from; empty: new adapters
-    seed: int = 0  # of everything random: order of puzzles, sampling, adapters, coins, controls
+    seed: int = 0  # of training: order of puzzles, sampling, adapters (evaluation draws by its own)
     # The algorithm:
     steps: int = 100  # 0 only evaluates
     questions: int = 12  # Q: puzzles per step
@@ -32,7 +32,7 @@ class Settings:
     temperature: float = 1.0  # policy: softmax(logits / this), in sampling, training and evaluation
     reward: str = "graded"  # or random: a coin toss replaces the grade in training, as a control
     reward_weights: str = ""  # change the weights in the task's PARTS, such as answer=1,format=0
-    shaping: str = "none"  # or overlong, kl: what is subtracted from the reward: see variants.py
+    shaping: str = "none"  # or overlong, kl: subtracted from the reward, see methods/variants.py
     shaping_beta: float = 0.1  # weight of --shaping
     advantage: str = "grpo"  # or dr_grpo, rloo, maxrl, gdpo, step_mean: how rewards are compared
     normalize: str = "response"  # or step, none: where a reweighting's weights average 1
@@ -43,7 +43,7 @@ class Settings:
     updates_per_batch: int = 1  # optimizer steps on each batch
     old_logprob: str = "sampler"  # or update: whose log pi is pi_old in the ratio, see grpo.py
     kl: float = 0.0  # weight of the KL penalty to the start model, the reference
-    kl_gradient: str = "k3"  # or unbiased: --kl's gradient, see k3 in grpo.py and variants.py
+    kl_gradient: str = "k3"  # or unbiased: --kl's gradient: grpo.py, methods/variants.py
     skip_unfinished: bool = False  # no credit for a response that is cut off; --kl still acts on it
     # The optimizer:
     lr: float = 2e-4  # AdamW's learning rate

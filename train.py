@@ -45,7 +45,7 @@ def train(run: Run) -> None:
         run.optimizer.set_lr(learning_rate(s, step))  # the same in every step, by default
         puzzles = draw_puzzles(run.training, s, step)  # Q
         batch = rollout(policy, puzzles, s, step)  # B responses and their rewards
-        # What a credit function, or --kl, may ask: answered by running the model again, if asked.
+        # What credit functions, heads and KLs may ask, by running the model again, if asked.
         batch.ask = Queries(policy, batch, s, step)
         reward = shape_reward(batch, s)  # (B,) the graded one, unless --shaping changes it
         batch.advantage = compare(batch, s.advantage, reward)  # (B,) GRPO's (r - mean) / std

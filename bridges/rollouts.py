@@ -30,14 +30,14 @@ with own_modules():
     from methods.registry import CREDIT_FUNCTIONS
     from methods.queries import Queries
     from plumbing import run_folder
-    from plumbing.compute import Piece, in_parts
+    from plumbing.compute import in_parts
     from plumbing.files import check_fields, read_json, require
     from plumbing.flags import check_range, functions_help, new_parser, parse_with
     from plumbing.metrics import add_step_columns, number, write_credit_log
     from plumbing.terminal import fail, follow, one_sentence
     from qwen2_model import Cache, Qwen2
     from rollout import Policy
-    from sampler import measure, read_responses, states_of
+    from sampler import Piece, measure, read_responses, states_of
     from settings import Settings
     from start import CHOICES, load_policy
     from tasks.data import raw_rows

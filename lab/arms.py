@@ -214,18 +214,20 @@ def write_rows(rows: list[dict], file: Path) -> None:
 
 
 def add_row(e: Experiment, row: dict) -> None:
-    """Write the row of a run to its room, which may have it."""
-    if e.folder.name not in (rows := e.room.rows()):
-        replace_file(e.room.folder / "runs.csv", lambda part: write_rows([*rows.values(), row], part))
+    """Write the row of a run to its room."""
+    rows = [*e.room.rows().values(), row]
+    replace_file(e.room.folder / "runs.csv", lambda part: write_rows(rows, part))
 
 
 def take_over(e: Experiment, code: int) -> str:
     """Give a run that ended its row, and remove what is large of it. Returns what is wrong where it gets none."""
     try:
-        if e.folder.name not in e.room.rows() and not is_finished(e.folder):
+        has_row = e.folder.name in e.room.rows()
+        if not has_row and not is_finished(e.folder):
             lines = e.log.read_text(encoding="utf-8", errors="replace").splitlines() or ["nothing"]
             return f"ended with code {code}, and its last line was: {lines[-1]}"
-        add_row(e, make_row(e))
+        if not has_row:
+            add_row(e, make_row(e))
     except (ValueError, OSError) as error:
         return str(error)
     for name in ("credit", "checkpoints"):

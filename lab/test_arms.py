@@ -87,6 +87,22 @@ def test_runs_end_with_the_program(room, monkeypatch, interruptible):
     assert size(second) == ended
 
 
+def test_a_run_that_is_stopped_keeps_its_row(room, monkeypatch):
+    """Guards against a run that goes on after its end, a stop that looks twice at the same evaluation, and one that is
+    trained again."""
+    room, asked = room._replace(seeds=[0], arms={"half": HALF}), []
+    (e,), (row,) = room.runs(), rows_of(room._replace(seeds=[0], arms={"half": HALF}))
+    monkeypatch.setattr(Experiment, "command", "python -c 'import time; time.sleep(60)'")
+    curves = iter(["0:0.1 1:0.2"] * 3 + ["0:0.1 1:0.2 2:0.3"] * 99)
+    monkeypatch.setattr(arms, "row_so_far", lambda _: row | {"command": e.command, "curve": next(curves)})
+    monkeypatch.setattr(arms, "make_row", lambda _: pytest.fail("its row was made anew"))
+    began = time.monotonic()
+    arms.train(room, 1, lambda row: asked.append(row["curve"]) or len(asked) == 2)
+    assert asked == ["0:0.1 1:0.2", "0:0.1 1:0.2 2:0.3"] and time.monotonic() - began < 30
+    assert room.rows()[e.folder.name]["curve"] == asked[-1]
+    arms.train(room, 1, lambda row: pytest.fail("it was trained again"))
+
+
 # ----------------------------------------------------------------------------------------------------- tables
 
 

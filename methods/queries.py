@@ -19,11 +19,10 @@ from torch import Tensor
 from extras.turns import Begun, respond
 from grpo import group_mean
 from plumbing.checks import per_token
-from plumbing.compute import Piece
 from plumbing.metrics import sampling_cost, tokens_in
 from qwen2_model import Cache, Qwen2, at_least_float32, probabilities
 from rollout import Policy, TokenBatch, coin_of, seed_of
-from sampler import Rules, logprobs_of, read_responses, states_of
+from sampler import Piece, Rules, logprobs_of, read_responses, states_of
 from settings import Settings
 
 ROWS_AT_ONCE = 768  # continuations that are sampled together
@@ -130,7 +129,7 @@ class Queries:
         rewards = torch.zeros(len(starts), dtype=torch.float64)  # (N,)
         shortest_first = starts[:, 1].argsort(stable=True)  # (N,)
         for chunk in shortest_first.split(ROWS_AT_ONCE):  # (c,)
-            if len(chunk):  # nothing was asked for
+            if len(chunk):  # else nothing was asked for
                 rewards[chunk] = self.continue_from(starts[chunk], uniforms[chunk], other)
         values = torch.zeros(counts.shape, dtype=torch.float64)  # (B, T)
         for (i, t), found in zip(places.tolist(), rewards.split(each.tolist())):

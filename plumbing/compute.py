@@ -1,13 +1,12 @@
-"""How formulas are computed: in parts that fit into memory, in a dtype that the processor is quick at, by a kernel of
-the GPU, on responses of like length, and without reading a text twice. The formulas stand in qwen2_model.py and
-sampler.py.
+"""How formulas are computed: in parts of a size that fits into memory, in a dtype that the processor is quick at, by a
+kernel of the GPU, and without reading a text twice. The formulas stand in qwen2_model.py and sampler.py.
 
 A first reading can skip it.
 """
 import math
 from functools import partial
 from itertools import repeat
-from typing import Any, Callable, NamedTuple, Sequence
+from typing import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -17,8 +16,6 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 
 BLOCK = 2**21  # numbers of a matrix that are converted at once: they stay in the processor's cache
-LIKE = 0.75  # responses are read together, padded, if the shortest has at least this share of the longest's length
-
 
 # Numbers that are computed at a time, at most; and that are kept for the backward pass, which computes more again.
 SCORES_AT_ONCE, SCORES_KEPT = 2**24, 2**23  # of a layer's attention
@@ -138,68 +135,11 @@ def distinct_texts(prompts: list[list[int]]) -> tuple[list[list[int]], list[int]
     return texts, text_of
 
 
-def of_like_length(length: Tensor, at_once: int) -> list[Tensor]:
-    """Rows, given their length (m,), as groups of indices: the longest first, at most at_once in a group, the shortest
-    of which has at least LIKE of the longest one's length."""
-    groups = []
-    for i in length.argsort(descending=True, stable=True).tolist():
-        if groups and len(groups[-1]) < at_once and length[i] >= LIKE * length[groups[-1][0]]:
-            groups[-1].append(i)
-        else:
-            groups.append([i])
-    return [torch.tensor(rows, device=length.device) for rows in groups]
-
-
-class Piece(NamedTuple):
-    """b of m responses, of about the same length, up to the last sampled token of the longest."""
-
-    prompt_of: Tensor  # (b,) which of the prompts each answers
-    text: Tensor  # (b, S) what stands behind the prompt, with replies
-    sampled: Tensor  # (b, S) which of these tokens the policy sampled: n of them
-    place: tuple[Tensor, Tensor]  # (n,) each: the response, of m, and the column, of T, of each sampled token
-
-
-def in_pieces(batch: Any, rows: Tensor, at_once: int) -> tuple[list[list[int]], list[Piece]]:
-    """The responses rows (m,) of a TokenBatch: their prompts, each once; and they themselves, in pieces of like length,
-    at most at_once in one."""
-    groups, prompt_of = batch.group[rows].unique(return_inverse=True)  # (q,), (m,)
-    mask, before = batch.mask[rows], [batch.before[i] for i in rows.tolist()]  # (m, T), m
-    text, sampled = with_replies(batch.tokens[rows], mask, before)  # (m, S) each
-    length = (sampled * torch.arange(1, 1 + sampled.shape[1], device=sampled.device)).amax(1)  # (m,)
-    pieces = []
-    for members in of_like_length(length, at_once):  # (b,)
-        S = int(length[members[0]])
-        i, t = mask[members].nonzero(as_tuple=True)  # (n,) each, in the order of the sampled tokens of the text
-        pieces.append(Piece(prompt_of[members], text[members, :S], sampled[members, :S], (members[i], t)))
-    return [batch.prompts[q] for q in groups.tolist()], pieces
-
-
-def gathered(values: list[Tensor], pieces: list[Piece], shape: tuple[int, int]) -> Tensor:
-    """Values (n, ...) of the sampled tokens of each piece, in the columns of the responses, of shape (m, T): (m, T,
-    ...), 0 on padding; with gradient."""
-    i, t = (torch.cat(index) for index in zip(*(piece.place for piece in pieces)))  # (N,) each
-    found = torch.cat(values)  # (N, ...)
-    return found.new_zeros(*shape, *found.shape[1:]).index_put((i, t), found)
-
-
 def interleave(tokens: list, before: dict[int, list]) -> list:
     """The tokens of a response with the replies before each, and behind the last."""
     if not before:
         return tokens
     return [x for t in range(len(tokens) + 1) for x in (*before.get(t, ()), *tokens[t : t + 1])]
-
-
-def whole_groups(group: Tensor, rows: Tensor, at_once: int) -> list[Tensor]:
-    """Rows (m,) in parts of at most at_once: of whole groups, as many as fit; or of a group that is larger. group (B,):
-    that of each row."""
-    parts = []
-    for q in group[rows].unique():
-        members = rows[group[rows] == q]
-        if parts and len(parts[-1]) + len(members) <= at_once:
-            parts[-1] = torch.cat((parts[-1], members))
-        else:
-            parts += members.split(at_once)
-    return parts
 
 
 def with_replies(tokens: Tensor, mask: Tensor, before: Sequence[dict[int, list]]) -> tuple[Tensor, Tensor]:

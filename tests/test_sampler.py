@@ -23,10 +23,9 @@ import qwen2_model
 import sampler
 from methods.queries import attention_paid, logprobs_without
 from extras.prefixes import read_prefixes
-from plumbing import compute
-from plumbing.compute import distinct_texts, of_like_length
+from plumbing.compute import distinct_texts
 from qwen2_model import Cache, Qwen2, load_model
-from sampler import Rules, choose, draw, generate, logprobs_of, read_responses, states_of
+from sampler import Rules, choose, draw, generate, logprobs_of, of_like_length, read_responses, states_of
 from tests.random_checkpoints import HF, assert_close, both
 
 REAL = 19  # tokens that exist; V - REAL rows of the embedding stand for none
@@ -220,7 +219,7 @@ def test_rows_of_like_length_are_all_rows_with_little_padding(lengths, at_once):
 def test_states_attention_and_hidden_tokens_equal_transformers(family, options, like, tmp_path, monkeypatch):
     """Guards against another layer, scale or column, padding that is seen, hidden tokens that shift the others, and
     rows that get what belongs to others of their length, or are left out."""
-    monkeypatch.setattr(compute, "LIKE", like)
+    monkeypatch.setattr(sampler, "LIKE", like)
     hf, model = random_model(family, tmp_path, **options)
     hf.set_attn_implementation("eager")
     mask, puzzle = torch.arange(8) < torch.tensor([6, 1, 5, 6])[:, None], torch.tensor([2, 1, 3, 2])  # (B, T), (B,)

@@ -4,6 +4,7 @@ Run it:  python -m lab.screen.calibrate
 """
 from lab import arms
 from lab.screen import __main__ as program
+from lab.screen import bounds
 from lab.screen.simulation import former
 from lab.statistics import points
 from plumbing.comparison import Group
@@ -11,7 +12,7 @@ from plumbing.report import Table
 
 
 def screened() -> list[Group]:
-    """The runs of each screen: those of an arm from seed 20 on, or from 30 on, and so on, in the order of their rows."""
+    """The runs of each screen, in the order of their rows: of an arm from seed 20 on, or from 30 on, and so on."""
     found = {}
     for row in arms.Room(program.BOX.folder / "calibration", "", (), {}).rows().values():
         seed = int(row["seed"])
@@ -42,15 +43,16 @@ def table(screens: list[Group]) -> Table:
         control = controls.get(f"shuffled --of {own.label}")
         ahead = program.over(own, control) if control else None
         for e in program.judge("", own, beside(own), 1.0, ahead):
-            some = "open" if e.word == "undecided" and len(own.rows) < 8 and "random" not in e.why else e.word
-            rows.append([own.label, f"{min(own.rows)}", e.axis, some, f"{e.decided:g}", points(e.looks[e.decided].estimate),
-                         e.why, f"{e.cost:.2f}", points(ahead.estimate) if ahead and e.word == "try" else "", before(own, e.axis)])
-    return Table("Calibration", "Known functions, users' (second_draw, late_echo) and those of the trial, on Countdown "
-                 "but where a task is named, whose box has five runs: word, runs and lead in points by the present rule, "
-                 "from stored runs; cost of all of them, RLOO's = 1; over its control, its credit in random order; the "
-                 "word of the rule before, and its seeds. Open: more runs would have been trained.",
-                 ["function", "first seed", "at", "word", "runs", "lead", "why", "cost", "over its control", "before"],
-                 rows)
+            open_yet = e.word == "undecided" and len(own.rows) < bounds.LAST and "random" not in e.why
+            rows.append([own.label, f"{min(own.rows)}", e.axis, "open" if open_yet else e.word, f"{e.decided:g}",
+                         points(e.looks[e.decided].estimate), e.why, f"{e.cost:.2f}",
+                         points(ahead.estimate) if ahead and e.word == "try" else "", before(own, e.axis)])
+    return Table("Calibration", (
+        "Known functions, users' (second_draw, late_echo) and those of the trial, on Countdown but where a task is "
+        "named, whose box has five runs. Word, runs and lead in points by the present rule, from stored runs; cost of "
+        "all of them, RLOO's = 1; over its control, its credit in random order; the word of the rule before, and its "
+        "seeds. Open: more runs would have been trained."),
+        ["function", "first seed", "at", "word", "runs", "lead", "why", "cost", "over its control", "before"], rows)
 
 
 if __name__ == "__main__":

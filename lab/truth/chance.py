@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from lab.statistics import bootstrap, by_response, cell, share, sums, within
-from lab.truth.score import read_truth
+from lab.statistics import bootstrap, cell, share, sums, within
+from lab.truth.score import closing_tag, read_truth
 from lab.truth.scoring import squares
 from plumbing.launch import BUNDLED, MODELS
 from plumbing.report import Estimate, Table
@@ -40,13 +40,9 @@ def outcome_sign(truth: dict) -> Estimate:
 
 
 def constant(truth: dict, tokenizer: Tokenizer) -> Estimate:
-    """The rank correlation within responses of minus one on the tokens of `</think>`, and 0 elsewhere."""
-    credit = np.zeros(len(truth["token"]))
-    for rows in by_response(truth):
-        text, spans = tokenizer.decode(truth["token"][rows].tolist())
-        start = text.find("</think>")
-        credit[rows] = [-float(start >= 0 and a < start + 8 and b > start) for a, b in spans]
-    return within(credit, truth["a_star"].astype(float), truth, truth["packets"] > 0, by_rank=True)
+    """The rank correlation within responses of a credit that looks at nothing."""
+    a_star = truth["a_star"].astype(float)
+    return within(closing_tag(truth, tokenizer), a_star, truth, truth["packets"] > 0, by_rank=True)
 
 
 @one_sentence()
@@ -55,7 +51,8 @@ def main() -> None:
     truths = {name: read_truth(file) for name, file in TRUTHS.items()}
     tables = [Table("A tenth by chance", (
         "The share of A* squared on the tenth of the tokens with the largest A*, if A* were random within its bound "
-        "1 - p, or beyond it."), ["truth", *SHAPES], [[name, *tenth_by_chance(truth)] for name, truth in truths.items()])]
+        "1 - p, or beyond it."), ["truth", *SHAPES],
+        [[name, *tenth_by_chance(truth)] for name, truth in truths.items()])]
     tokenizers = {"countdown-tiny": Tokenizer(BUNDLED), "countdown-small": Tokenizer(MODELS / "countdown-small")}
     rows = [[name, cell(outcome_sign(truths[name])), cell(constant(truths[name], tokenizer))]
             for name, tokenizer in tokenizers.items()]

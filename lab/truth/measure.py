@@ -270,10 +270,15 @@ def main() -> None:
         policy, puzzles, batch, truth = prepare(args)
         if file.is_file():
             read_rollouts(truth, file)
+        n, right = len(batch.success), int(batch.success.sum())
+        if right == 0:
+            print(f"0 of {n} responses succeeded: check the task's grade, or take more --questions", flush=True)
         add_credit(truth, batch, args.methods)
         sample_truth(policy, puzzles, truth, args.rollouts, args.seed, args.max_new_tokens,
                      lambda: save_truth(truth, file))
         save_truth(truth, file)
+        require(right or truth["solved"].any(), f"none of {n} responses and of their rollouts succeeded, so A* is 0 on "
+                "all tokens: check the task's grade, or take more --questions or another --model")
         draw(truth, out / "truth.png", truth["credits"][0], f"credit of {truth['methods'][0]}")
         tables = [table_facts(truth)]
         if not args.only_rollouts:

@@ -6,7 +6,7 @@ scores.md. A function that runs the model takes longer: vineppo, which samples, 
 
 Run it:  python -m lab.truth.score --mitigation entropy_weighted --entropy_temp 0.5
          python -m lab.truth.score --mitigation none --truth runs/truth      against what lab.truth.measure wrote
-         python -m lab.truth.score --mitigation none --advantage dr_grpo
+         python -m lab.truth.score --mitigation none --advantage dr_grpo        beside `none` with that advantage
 """
 import json
 import sys
@@ -35,13 +35,16 @@ from plumbing.flags import changed, functions_help, new_parser, parse_with
 from plumbing.launch import with_model
 from plumbing.terminal import one_sentence
 from plumbing.report import Estimate, Table
+from plumbing.tokenizer import Tokenizer
 from rollout import Policy, TokenBatch, token_batch
 from sampler import Samples
 from settings import Settings
 from start import CHOICES, load_policy
+from tasks.text import END_THINK
 
 TRUTH = Path(__file__).parent / "data"  # ground_truth.npz, and the critic of ppo
 SCORES = TRUTH.parent / "scores.md"  # of every method
+TAG = "minus one on `</think>`"  # a credit that looks at nothing
 COLUMNS = {"rank, all tokens": ("spearman", ALL, "Spearman"), "cosine of update": ("cosine", ALL, "cosine of update"),
            "location": ("location", ALL, "location"), "rank in response": ("within_spearman", WITHIN, "Spearman"),
            "solver": ("solver", WITHIN, "solver")}  # its place in a Score, and in scores.md
@@ -110,22 +113,51 @@ def best_method(ranks: dict[str, Estimate]) -> str:
                key=lambda name: np.nan_to_num(ranks[name].value, nan=-1.0))
 
 
-def table_scores(name: str, own: Score, entropy: Estimate, published: Path) -> Table:
-    """A credit's scores; the location of entropy; then GRPO, a control and the best method, read from `published`."""
+def closing_tag(truth: dict, tokenizer: Tokenizer) -> np.ndarray:
+    """Credit (N,) that looks at nothing: minus one on the tokens of `</think>`, and 0 elsewhere."""
+    credit = np.zeros(len(truth["token"]))
+    for rows in by_response(truth):
+        text, spans = tokenizer.decode(truth["token"][rows].tolist())
+        start = text.find(END_THINK)
+        credit[rows] = [-float(start >= 0 and a < start + len(END_THINK) and b > start) for a, b in spans]
+    return credit
+
+
+def in_words(own: Score, location: Estimate, other: str) -> str:
+    """What the scores say of places and of signs; location: that of another credit."""
+    if own.location.low > location.high:
+        places = "better than"
+    else:
+        places = "worse than" if own.location.high < location.low else "about as well as"
+    rank = own.within_spearman
+    if np.isnan(rank.value):
+        signs = "no signs within a response: it is the same on all its tokens"
+    elif rank.low <= 0 <= rank.high:
+        signs = f"no signs within a response that differ from chance ({cell(rank)})"
+    else:
+        signs = f"signs within a response {'as' if rank.value > 0 else 'against'} A*'s, by rank {cell(rank)}"
+    return f"it finds places {places} {other} ({own.location.value:.2f} beside {location.value:.2f}), and {signs}"
+
+
+def table_scores(name: str, own: dict[str, Score], entropy: Estimate, published: Path, advantage: str) -> Table:
+    """A credit's scores, the first of `own`, and those of others scored with it; the location of entropy; then what
+    `published` has: of credit only where it is of the same advantage."""
     others = {column: read_column(published, *place) for column, (_, *place) in COLUMNS.items()}
     best = best_method(others["rank in response"])
-    names = {"none": method_name("none"), "random": method_name("random"), best: f"{best} (best rank in response)",
-             RIGHT_SIZES: f"{RIGHT_SIZES} (right sizes, one sign a response)", HALVES: HALVES}
-    rows = [[f"{name} (yours)", *(cell(getattr(own, field)) for field, *_ in COLUMNS.values())],
-            [ENTROPY, *(cell(entropy) if column == "location" else "" for column in COLUMNS)],
-            *([shown, *(cell(found[method]) for found in others.values())] for method, shown in names.items()
-              if method in others["solver"])]
+    names = {RIGHT_SIZES: f"{RIGHT_SIZES} (right sizes, one sign a response)", HALVES: HALVES}
+    if advantage == Options.advantage:
+        names = {"none": method_name("none"), "random": method_name("random"),
+                 best: f"{best} (best rank in response)"} | names
+    rows = [[shown, *(cell(getattr(score, field)) for field, *_ in COLUMNS.values())] for shown, score in own.items()]
+    rows.insert(1, [ENTROPY, *(cell(entropy) if column == "location" else "" for column in COLUMNS)])
+    rows += [[shown, *(cell(found[method]) for found in others.values())] for method, shown in names.items()
+             if method in others["solver"]]
     return Table(f"Credit of {name} against A*", (
         "Rank: correlation of ranks with those of A*; in response: centred in each response, over tokens with "
         "rollouts, empty where credit is the same on all of them. Cosine: of the updates that credit and A* cause. "
         "Location: the share of A* squared on the tenth with the largest abs(credit), or with the highest entropy. "
         "Solver: rank in response, with the exact verdict instead of A*. Brackets: 95% intervals over puzzles. Half "
-        "against half: A* from one half of the rollouts against the other. All rows but the first two are of "
+        f"against half: A* from one half of the rollouts against the other. The rows after {TAG} are of "
         f"{published.name}."),
         ["method", *COLUMNS], rows)
 
@@ -170,8 +202,14 @@ def main() -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     draw(truth, file, credit, f"credit of {name}")
     published = folder / "scores.md" if options.truth else SCORES
-    own, entropy = credit_scores({name: credit}, batch, truth)[name], share_of_tenth(truth["entropy"], truth)
-    print(f"{table_scores(name, own, entropy, published)}\nwrote {file}")
+    credits, plain = {f"{name} (yours)": credit}, f"none --advantage {options.advantage}"
+    if options.advantage != Options.advantage:
+        credits[plain] = CREDIT_FUNCTIONS["none"](batch)[batch.mask].numpy()
+    own = credit_scores(credits | {TAG: closing_tag(truth, batch.ask.policy.tokenizer)}, batch, truth)
+    table = table_scores(name, own, share_of_tenth(truth["entropy"], truth), published, options.advantage)
+    grpo = own[plain].location if plain in own else read_column(published, *COLUMNS["location"][1:])["none"]
+    said = in_words(own[f"{name} (yours)"], grpo, plain if plain in own else method_name("none"))
+    print(f"{table}\nin words: {said}\nwrote {file}")
 
 
 if __name__ == "__main__":

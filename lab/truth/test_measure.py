@@ -211,6 +211,8 @@ def test_the_command(tmp_path, monkeypatch, run_program, refusal):
     assert resumed[0]["methods"].tolist() == ["ppo", "none"]
     assert resumed[0]["credits"] == pytest.approx(saved["credits"][[scored.index("ppo"), 0]], abs=1e-5)
     assert f"{folder / 'ground_truth.npz'} is about other responses" in refusal(gt, *words, "--seed", 1)
+    monkeypatch.setattr(gt, "sample_truth", lambda policy, puzzles, truth, *_: truth["solved"].fill(0))
+    assert "none of 4 responses and of their rollouts succeeded" in refusal(gt, *words, "--rollouts", 8)
     with pytest.raises(ValueError, match="about other responses"):
         gt.read_rollouts(saved | {"token": saved["token"][::-1]}, folder / "ground_truth.npz")
 

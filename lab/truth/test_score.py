@@ -63,9 +63,25 @@ def test_the_command_scores_and_draws_the_credit(published, run_program, tmp_pat
     assert highest == pytest.approx(square[order[: len(order) // 10]].sum() / square.sum(), abs=0.006)
     batch = sc.rebuild(published[0], published[1].ask.policy, advantage="rloo")
     expected = CREDIT_FUNCTIONS["outcome_conditional"](batch, think_discount=0.0)[batch.mask].numpy()
-    assert drawn[0][2] == pytest.approx(expected) and [*scored[0].values()] == [pytest.approx(expected)]
+    plain, tag = batch.advantage[:, None].expand_as(batch.mask)[batch.mask].numpy(), [*scored[0].values()][2]
+    assert drawn[0][2] == pytest.approx(expected)
+    assert [*scored[0].values()][:2] == [pytest.approx(expected), pytest.approx(plain)] and set(tag) == {-1, 0}
+    assert "| none --advantage rloo " in text and "| GRPO " not in text and "| minus one on `</think>` " in text
+    assert "in words: it finds places about as well as none --advantage rloo (0.50 beside 0.50)" in text
     assert drawn[0][3] == "credit of outcome_conditional think_discount=0.0 advantage=rloo"
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"score-outcome_conditional.png"}
+
+
+@pytest.mark.parametrize("location, rank, places, signs", [
+    ((0.5, 0.4, 0.6), (np.nan, np.nan, np.nan), "better than GRPO (0.50 beside 0.20)", "no signs within a response: it is"),
+    ((0.1, 0.0, 0.12), (0.1, -0.1, 0.3), "worse than GRPO", "no signs within a response that differ from chance (0.10"),
+    ((0.25, 0.1, 0.4), (-0.3, -0.4, -0.2), "about as well as GRPO", "signs within a response against A*'s, by rank -0.30"),
+    ((0.25, 0.1, 0.4), (0.3, 0.2, 0.4), "about as well as GRPO", "signs within a response as A*'s, by rank 0.30")])
+def test_a_score_in_words(location, rank, places, signs):
+    """Guards against a difference that its intervals do not bear, and a sign for its opposite."""
+    own = sc.Score(*[sc.Estimate(0.5)] * 6)._replace(location=sc.Estimate(*location), within_spearman=sc.Estimate(*rank))
+    said = sc.in_words(own, sc.Estimate(0.2, 0.15, 0.25), "GRPO")
+    assert places in said and signs in said
 
 
 @pytest.mark.parametrize("words, fault, said", [
@@ -94,7 +110,8 @@ def test_published_credit_and_scores_come_out_again(published):
         credit = CREDIT_FUNCTIONS[name](batch)[batch.mask].numpy()
         assert credit == pytest.approx(truth["credits"][PUBLISHED.index(name)], abs=1e-4), name
     own = sc.credit_scores({"": truth["credits"][PUBLISHED.index("token_type")]}, batch, truth)[""]
-    mine, entropy, *others = sc.table_scores("token_type", own, sc.Estimate(0.39, 0.3, 0.5), sc.SCORES).rows
+    mine, entropy, *others = sc.table_scores("token_type", {"token_type": own}, sc.Estimate(0.39, 0.3, 0.5), sc.SCORES,
+                                             "grpo").rows
     assert entropy == ["entropy, whatever the credit", "", "", "0.39 (0.30 to 0.50)", "", ""]
     assert [row[0] for row in others] == ["GRPO", "random (control)", "token_type (best rank in response)",
                                           "A·abs(A*) (right sizes, one sign a response)", "half against half"]
