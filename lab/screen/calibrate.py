@@ -14,9 +14,10 @@ from plumbing.report import Table
 def screened() -> list[Group]:
     """The runs of each screen, in the order of their rows: of an arm from seed 20 on, or from 30 on, and so on."""
     found = {}
-    for row in arms.Room(program.BOX.folder / "calibration", "", (), {}).rows().values():
-        seed = int(row["seed"])
-        found.setdefault((row["arm"], seed // 10), {})[seed] = arms.figures_of(row)
+    for folder in ("calibration", "trial"):
+        for row in arms.Room(program.BOX.folder / folder, "", (), {}).rows().values():
+            seed = int(row["seed"])
+            found.setdefault((row["arm"], seed // 10), {})[seed] = arms.figures_of(row)
     return [Group(arm, rows) for (arm, _), rows in found.items()]
 
 
@@ -49,9 +50,9 @@ def table(screens: list[Group]) -> Table:
                          points(ahead.estimate) if ahead and e.word == "try" else "", before(own, e.axis)])
     return Table("Calibration", (
         "Known functions, users' (second_draw, late_echo) and those of the trial, on Countdown but where a task is "
-        "named, whose box has five runs. Word, runs and lead in points by the present rule, from stored runs; cost of "
-        "all of them, RLOO's = 1; over its control, its credit in random order; the word of the rule before, and its "
-        "seeds. Open: more runs would have been trained."),
+        "named, whose box has five runs. Word, runs and lead in points by the present rule, as of the first function "
+        "that is screened; cost of all of them, RLOO's = 1; over its control, its credit in random order; the word of "
+        "the rule before, and its seeds. Open: more runs would have been trained."),
         ["function", "first seed", "at", "word", "runs", "lead", "why", "cost", "over its control", "before"], rows)
 
 
