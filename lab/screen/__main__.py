@@ -225,8 +225,7 @@ def on_task(task: str, words: str, control: str, share: float, seed: int, proces
     rloo, leads, done = stored(task), [], 0
     for n in (1, *range(bounds.FIRST, bounds.LAST, processes), bounds.LAST):
         if not watch.has(n - done, processes):
-            print(f"too early: the next look takes about {watch.needs(n - done, processes)}", flush=True)
-            return [e._replace(word="too early") if e.word == "undecided" else e for e in leads]
+            return too_early(leads, f"the next look takes about {watch.needs(n - done, processes)}")
         own = trained(on(task, words), range(seed, seed + n), 1 if n <= bounds.FIRST else processes, rloo)
         leads, done = judge(task, own, rloo, share), n
         said = ", ".join(f"{e.word} at {e.axis} ({points(e.looks[e.decided].estimate)} points: {e.why})" for e in leads)
@@ -235,10 +234,18 @@ def on_task(task: str, words: str, control: str, share: float, seed: int, proces
             break
     if "try" not in (e.word for e in leads):
         return leads
+    if not watch.has(CONTROL, processes):
+        return too_early(leads, f"its control takes about {watch.needs(CONTROL, processes)}")
     print(f"its control is its credit in random order, {control}", flush=True)
     ahead = over(own, trained(on(task, control), range(seed, seed + CONTROL), processes))
     print(f"{task}, over its control: {points(ahead.estimate)} points", flush=True)
     return judge(task, own, rloo, share, ahead)
+
+
+def too_early(leads: list[Lead], why: str) -> list[Lead]:
+    """The words where the time ends: what is not killed is open."""
+    print(f"too early: {why}", flush=True)
+    return [e if e.word == "kill" else e._replace(word="too early", why=why) for e in leads]
 
 
 def over(own: Group, control: Group) -> bounds.Leads:
