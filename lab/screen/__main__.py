@@ -139,7 +139,7 @@ def seeds_to_decide(e: bounds.Leads, share: float, rloo: np.ndarray) -> str:
 
 
 def trained(words: str, seeds: range, processes: int, rloo: dict[str, Group] | None = None) -> Group:
-    """The runs of a function with these seeds; what is missing is trained. rloo: end one that is far behind it."""
+    """The runs of a function with these seeds; what is missing is trained. rloo: end a first one that is far behind."""
     room = ROOM._replace(seeds=seeds, arms={words: words})
     arms.train(room, processes, rloo and (lambda row: is_behind(row, rloo)))
     rows = room.rows()
@@ -226,7 +226,8 @@ def on_task(task: str, words: str, control: str, share: float, seed: int, proces
     for n in (1, *range(bounds.FIRST, bounds.LAST, processes), bounds.LAST):
         if not watch.has(n - done, processes):
             return too_early(leads, f"the next look takes about {watch.needs(n - done, processes)}")
-        own = trained(on(task, words), range(seed, seed + n), 1 if n <= bounds.FIRST else processes, rloo)
+        side_by_side, stop_by = 1 if n <= bounds.FIRST else processes, rloo if n == 1 else None
+        own = trained(on(task, words), range(seed, seed + n), side_by_side, stop_by)
         leads, done = judge(task, own, rloo, share), n
         said = ", ".join(f"{e.word} at {e.axis} ({points(e.looks[e.decided].estimate)} points: {e.why})" for e in leads)
         print(f"{task}, after {max(e.decided for e in leads):g} runs: {said}", flush=True)

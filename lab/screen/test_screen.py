@@ -35,7 +35,7 @@ def screened(tmp_path, monkeypatch, run_program):
             """Rows instead of runs: success falls or rises by the same amount in every step."""
             rows, found = room.rows(), {}
             for e in room.runs():
-                area = means.get(room.arms[e.arm], 0.5) + 0.003 * np.random.default_rng(e.seed).normal()
+                area = means.get(e.seed, means.get(room.arms[e.arm], 0.5)) + 0.003 * np.random.default_rng(e.seed).normal()
                 cost = costs[e.arm.startswith(HALF)]
                 for end in range(20, 101, 20) if e.folder.name not in rows else ():
                     steps = range(0, end + 1, 20)
@@ -70,6 +70,13 @@ def test_words(screened, capsys, mean, control, costs, steps, cost, controls):
     said = capsys.readouterr().out
     assert "step costs 2.00 of RLOO's; its gradient is 2.00 times as long" in said
     assert f"in all: {steps[0]} at equal steps, {cost[0]} at equal cost" in said and "clips: set it to 2.0" in said
+
+
+def test_only_the_first_run_is_stopped(screened):
+    """Guards against a later run that ends early, beside whole ones, though the page and the simulation know none."""
+    found, rows = screened({HALF: 0.55, 21: 0.3, CONTROL: 0.4})
+    assert found[("countdown", "equal steps")] == ("kill", 2)
+    assert [row["steps"] for row in rows.values() if row["arm"] == HALF] == ["100", "100"]
 
 
 def test_what_a_kill_excludes_is_said(screened, capsys):
