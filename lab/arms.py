@@ -185,14 +185,14 @@ def start(e: Experiment, threads: int) -> subprocess.Popen:
 def row_so_far(e: Experiment) -> dict:
     """The row of a run that has more than one evaluation; empty for another."""
     try:
-        return make_row(e) if len(heldout(read_metrics(e.folder))[0]) > 1 else {}
+        metrics = read_metrics(e.folder)
+        return make_row(e, metrics) if len(heldout(metrics)[0]) > 1 else {}
     except (ValueError, OSError):  # it has only begun, or is writing
         return {}
 
 
-def make_row(e: Experiment) -> dict:
-    """The row of a run, as far as it is."""
-    metrics = read_metrics(e.folder)
+def make_row(e: Experiment, metrics: dict[str, np.ndarray]) -> dict:
+    """The row of a run, as far as its metrics.csv is."""
     curve = dict(zip(*(column.tolist() for column in heldout(metrics)[:2])))
     cost = np.nancumsum(sum(weight * metrics[name] for name, weight in COSTS.items()))  # (steps + 1,) NaN at the start
     steps, values = list(curve), list(curve.values())
@@ -227,7 +227,7 @@ def take_over(e: Experiment, code: int) -> str:
             lines = e.log.read_text(encoding="utf-8", errors="replace").splitlines() or ["nothing"]
             return f"ended with code {code}, and its last line was: {lines[-1]}"
         if not has_row:
-            add_row(e, make_row(e))
+            add_row(e, make_row(e, read_metrics(e.folder)))
     except (ValueError, OSError) as error:
         return str(error)
     for name in ("credit", "checkpoints"):

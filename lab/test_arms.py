@@ -95,7 +95,7 @@ def test_a_run_that_is_stopped_keeps_its_row(room, monkeypatch):
     monkeypatch.setattr(Experiment, "command", "python -c 'import time; time.sleep(60)'")
     curves = iter(["0:0.1 1:0.2"] * 3 + ["0:0.1 1:0.2 2:0.3"] * 99)
     monkeypatch.setattr(arms, "row_so_far", lambda _: row | {"command": e.command, "curve": next(curves)})
-    monkeypatch.setattr(arms, "make_row", lambda _: pytest.fail("its row was made anew"))
+    monkeypatch.setattr(arms, "make_row", lambda *_: pytest.fail("its row was made anew"))
     began = time.monotonic()
     arms.train(room, 1, lambda row: asked.append(row["curve"]) or len(asked) == 2)
     assert asked == ["0:0.1 1:0.2", "0:0.1 1:0.2 2:0.3"] and time.monotonic() - began < 30

@@ -37,7 +37,8 @@ from start import parse_flags
 RLOO = "none --advantage rloo"
 TASKS = {"countdown": 20, "math": 5, "latin": 5}  # and how many runs of RLOO the box has; Countdown's, 21 more
 BOX = arms.Room(Path(__file__).parent, "--eval_every 10 --pass_at 0", (), {})
-ROOM = arms.Room(Path("runs/screen"), "--eval_every 20 --pass_at 0", (), {})  # least noise per second: README.md
+# Evaluated so often there is the least noise per second: README.md
+ROOM = arms.Room(Path("runs/screen"), f"--eval_every {bounds.EVERY} --pass_at 0", (), {})
 CONTROL, CONTROL_LEVEL = 3, 0.05  # seeds of the credit in random order, and the p below which it is behind
 ERROR = 0.03  # of any try of one function that is no better, at equal steps or equal cost: simulation.md
 FIXED = ("model", "task", "data", "eval_data", "out", "seed", "steps", "questions", "responses", "max_new_tokens",
@@ -83,8 +84,9 @@ def box(task: str) -> arms.Room:
 
 
 def until(row: dict, step: float) -> dict:
-    """The figures of a run, up to a step, every twenty of them."""
-    return row | {name: {at: x for at, x in row[name].items() if at <= step and at % 20 == 0} for name in arms.BY_STEP}
+    """The figures of a run, up to a step, at the steps of looks."""
+    return row | {name: {at: x for at, x in row[name].items() if at <= step and at % bounds.EVERY == 0}
+                  for name in arms.BY_STEP}
 
 
 def stored(task: str) -> dict[str, Group]:
@@ -100,7 +102,7 @@ def stored(task: str) -> dict[str, Group]:
 def looks(own: Group, rloo: dict[str, Group], axis: str) -> dict[float, bounds.Leads]:
     """The lead over the box every twenty steps of the first run, then after each run."""
     (seed, first), *_ = rows = list(own.rows.items())
-    parts = {step / 100: Group("", {seed: until(first, step)}) for step in first["curve"] if step and step % 20 == 0}
+    parts = {step / 100: Group("", {seed: until(first, step)}) for step in until(first, np.inf)["curve"] if step}
     parts |= {n: Group("", dict(rows[:n])) for n in range(bounds.FIRST, len(rows) + 1)}
     return {at: bounds.leads(*arms.areas(part, rloo[axis], AXES[axis])) for at, part in parts.items()}
 
@@ -120,10 +122,10 @@ def is_behind(row: dict, rloo: dict[str, Group]) -> bool:
 def word(leads: dict[float, bounds.Leads], share: float, end: float | None) -> tuple[str, float]:
     """The word by the first look that decides, and after how many runs. end: where the first run was stopped."""
     for at, e in leads.items():
-        if at == end:
+        if at > 1 and bounds.is_try(e, share):
+            return "try", at
+        if at == end or at > 1 and bounds.is_futile(e):
             return "kill", at
-        if at > 1 and (bounds.is_try(e, share) or bounds.is_futile(e)):
-            return "try" if bounds.is_try(e, share) else "kill", at
     return "undecided", at
 
 
@@ -205,8 +207,9 @@ def judge(task: str, own: Group, rloo: dict[str, Group], share: float = 1.0,
           control: bounds.Leads | None = None) -> list[Lead]:
     """The words of a function on a task, at equal steps and at equal cost; share: of the error that is allowed."""
     seen, leads = {axis: looks(own, rloo, axis) for axis in AXES}, []
+    end = stopped(seen)
     for axis, of in seen.items():
-        found, at = word(of, share, stopped(seen))
+        found, at = word(of, share, end)
         e = of[at]
         most = 100 * float(e.value + e.within(0.9))
         why = {"try": "ahead", "kill": f"not {most:.1f} points better (95%)" if most > 0 else "behind (95%)"}.get(found)

@@ -15,6 +15,7 @@ import numpy as np
 
 from plumbing.report import Estimate, student
 
+EVERY = 20  # steps between two looks at the first run
 FIRST, LAST = 2, 8  # seeds at the first look that can end in a try, and at the last one
 LEVEL, AIM, BEHIND = 0.0133, 0.012, 3.0
 PRIOR, DEVIATION = 8, 0.01  # degrees of freedom, and the deviation that they stand for

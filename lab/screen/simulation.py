@@ -15,7 +15,7 @@ from lab import arms
 from lab.screen import bounds
 from plumbing.report import Table, student
 
-PLACES = np.arange(0, 101, 20)  # steps, (6,)
+PLACES = np.arange(0, 101, bounds.EVERY)  # steps, (6,)
 SHAPES = {"constant": (0, 1, 1, 1, 1, 1), "growing": (0, 1, 2, 3, 4, 5), "in the last half": (0, 0, 0, 1, 1, 1)}
 BOX, FORMER_BOX, FORMER_LEVEL = 41, 20, 0.0071  # runs of RLOO, and the p below which the former rule has a try
 PATHS = 20_000
@@ -23,7 +23,7 @@ PATHS = 20_000
 
 def until(curves: np.ndarray) -> np.ndarray:
     """The area (..., 5) of curves (..., 6) until each place but the first."""
-    return ((curves[..., 1:] + curves[..., :-1]) / 2 * 20).cumsum(-1) / PLACES[1:]
+    return ((curves[..., 1:] + curves[..., :-1]) / 2 * bounds.EVERY).cumsum(-1) / PLACES[1:]
 
 
 @cache
