@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Callable, Iterable, NamedTuple
 
 import numpy as np
+import torch
 
 from lab.statistics import holm, points
 from plumbing.comparison import Group
@@ -202,7 +203,8 @@ def make_row(e: Experiment, metrics: dict[str, np.ndarray]) -> dict:
             **{name: f"{x:.7g}" for name, x in figures.items()},
             "curve": " ".join(f"{step:.0f}:{x:.6f}" for step, x in curve.items()),
             "spent": " ".join(f"{step:.0f}:{cost[int(step)]:.7g}" for step in curve),
-            "training": " ".join(f"{x:.4g}" for x in metrics["success"][1:])}  # of each step's responses
+            "training": " ".join(f"{x:.4g}" for x in metrics["success"][1:]),  # of each step's responses
+            "processor": torch.backends.cpu.get_cpu_capability()}  # its instructions, which decide the rounding
 
 
 def write_rows(rows: list[dict], file: Path) -> None:
