@@ -1,4 +1,4 @@
-"""What no measurement is needed for: the tenth of the tokens by chance, the sign of the outcome, a constant.
+"""What no measurement is needed for: the tenth of the tokens by chance, and the sign of the outcome.
 
 Run it:  python -m lab.truth.chance        writes chance.md
 """
@@ -6,13 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
-from lab.statistics import bootstrap, cell, share, sums, within
-from lab.truth.score import closing_tag, read_truth
+from lab.statistics import bootstrap, cell, share, sums
+from lab.truth.score import read_truth
 from lab.truth.scoring import squares
-from plumbing.launch import BUNDLED, MODELS
 from plumbing.report import Estimate, Table
 from plumbing.terminal import one_sentence
-from plumbing.tokenizer import Tokenizer
 
 HERE, DRAWS = Path(__file__).parent, 50
 TRUTHS = {"countdown-tiny": HERE / "data/ground_truth.npz", "countdown-small": HERE / "data-small/ground_truth.npz",
@@ -39,27 +37,17 @@ def outcome_sign(truth: dict) -> Estimate:
     return bootstrap(share, sums(truth["group"].astype(int), size * agrees, size))
 
 
-def constant(truth: dict, tokenizer: Tokenizer) -> Estimate:
-    """The rank correlation within responses of a credit that looks at nothing."""
-    a_star = truth["a_star"].astype(float)
-    return within(closing_tag(truth, tokenizer), a_star, truth, truth["packets"] > 0, by_rank=True)
-
-
 @one_sentence()
 def main() -> None:
     """Write the tables."""
     truths = {name: read_truth(file) for name, file in TRUTHS.items()}
     tables = [Table("A tenth by chance", (
         "The share of A* squared on the tenth of the tokens with the largest A*, if A* were random within its bound "
-        "1 - p, or beyond it."), ["truth", *SHAPES],
+        "1 - p, or beyond it. By `python -m lab.truth.chance`."), ["truth", *SHAPES],
         [[name, *tenth_by_chance(truth)] for name, truth in truths.items()])]
-    tokenizers = {"countdown-tiny": Tokenizer(BUNDLED), "countdown-small": Tokenizer(MODELS / "countdown-small")}
-    rows = [[name, cell(outcome_sign(truths[name])), cell(constant(truths[name], tokenizer))]
-            for name, tokenizer in tokenizers.items()]
-    tables.append(Table("What is free", (
-        "The share of A* squared where A* has the sign of the outcome; the rank correlation with A* within responses "
-        "of minus one on `</think>` and 0 elsewhere. 95% intervals over puzzles."),
-        ["truth", "sign of the outcome", "minus one on `</think>`"], rows))
+    tables.append(Table("The sign of the outcome", (
+        "The share of A* squared where A* has the sign of the outcome. 95% intervals over puzzles."),
+        ["truth", "share"], [[name, cell(outcome_sign(truths[name]))] for name in list(TRUTHS)[:2]]))
     (HERE / "chance.md").write_text("\n".join(map(str, tables)), encoding="utf-8")
     print(*tables, sep="\n")
 

@@ -29,6 +29,7 @@ from extras import turns
 from grpo import compare, instrument
 from lab.heads import find_heads, fitted_methods
 from lab.picture import draw
+from lab.statistics import by_response
 from lab.truth.scoring import all_scores, score_tables
 from methods.registry import CREDIT_FUNCTIONS
 from methods.oracle import SURE
@@ -38,7 +39,7 @@ from plumbing.files import read_arrays, replace_file, require
 from plumbing.flags import check_range, new_parser
 from plumbing.launch import check, check_lengths, with_model
 from plumbing.metrics import log_columns
-from plumbing.terminal import follow, one_sentence
+from plumbing.terminal import clock, follow, one_sentence
 from plumbing.report import Table
 from rollout import Policy, TokenBatch, draw_uniforms, respond, seed_of, token_batch
 from sampler import Rules
@@ -68,6 +69,20 @@ def packets_wanted(logprob: np.ndarray, rollouts: int) -> np.ndarray:
     """How many packets of rollouts each token (N,) gets: about rollouts * (1 - p) rollouts, none where it was sure."""
     other = -np.expm1(logprob)  # (N,) 1 - p
     return np.where(other > SURE, np.ceil(rollouts * other / PACKET), 0).astype(int)
+
+
+def packets_missing(truth: dict, rollouts: int) -> np.ndarray:
+    """How many of them each token (N,) still lacks."""
+    return np.maximum(packets_wanted(truth["logprob"], rollouts) - truth["packets"], 0)
+
+
+def announce(truth: dict, rollouts: int, speed: float) -> None:
+    """Say how long the missing rollouts will take: each as many tokens as are left of its response, at the speed, in
+    tokens per second, at which the responses were sampled. More are sampled at once, so it is the longest."""
+    missing = packets_missing(truth, rollouts) * PACKET  # (N,)
+    left = np.concatenate([np.arange(len(rows), 0, -1) for rows in by_response(truth)])  # (N,)
+    print(f"{missing.sum():,} rollouts are missing, about {(missing * left).sum():,} tokens: at "
+          f"most about {clock((missing * left).sum() / speed)}", flush=True)
 
 
 def chunks(packets: np.ndarray, position: np.ndarray) -> list[np.ndarray]:
@@ -105,7 +120,7 @@ def sample_truth(policy: Policy, puzzles: list, truth: dict, rollouts: int, seed
                  save: Callable[[], None]) -> None:
     """Bring every token to the number of rollouts it should have, and save now and then. Adds to the columns packets,
     solved and sampled of `truth`; `complete` says whether all rollouts were made."""
-    missing = np.maximum(packets_wanted(truth["logprob"], rollouts) - truth["packets"], 0)  # (N,)
+    missing = packets_missing(truth, rollouts)  # (N,)
     saved, truth["complete"] = time.perf_counter(), np.array(False)
     for rows in follow("rollouts", chunks(missing, truth["position"])):
         success, tokens = roll(policy, puzzles, truth, rows, missing[rows], seed, limit)
@@ -236,8 +251,9 @@ def arguments() -> Namespace:
     return parser.parse_args()
 
 
-def prepare(args: Namespace) -> tuple[Policy, list, TokenBatch, dict]:
-    """Policy, puzzles, responses, and the columns known so far. ValueError for settings that can't work."""
+def prepare(args: Namespace) -> tuple[Policy, list, TokenBatch, dict, float]:
+    """Policy, puzzles, responses, the columns known so far, and tokens sampled per second. ValueError for settings that
+    can't work."""
     check_range(args, ("rollouts",), lowest=1)
     check_range(args, ("critic_batches",), lowest=0)
     check_range(args, ("questions",), lowest=2)  # intervals are over puzzles
@@ -252,14 +268,17 @@ def prepare(args: Namespace) -> tuple[Policy, list, TokenBatch, dict]:
     policy = policy._replace(heads=heads, reference=policy.model)
     uniforms = draw_uniforms(args.seed, "truth", len(puzzles), args.responses, args.max_new_tokens)
     prompts = [policy.prompt(puzzle) for puzzle in puzzles]
-    batch = token_batch(policy, puzzles, prompts, respond(policy, puzzles, prompts, uniforms), s)
+    began = time.perf_counter()
+    responses = respond(policy, puzzles, prompts, uniforms)
+    speed = int(responses.samples.mask.sum()) / (time.perf_counter() - began)
+    batch = token_batch(policy, puzzles, prompts, responses, s)
     batch.ask = Queries(policy, batch, s, step=0)
     batch.advantage = compare(batch)
     task = {} if args.task == Settings.task else {"task": args.task}  # early files have none
     settings = task | {"model": Path(s.model).name, "data": Path(args.data).name} | {  # names only: it is published
         "questions": args.questions, "answers": args.responses, "max_new_tokens": args.max_new_tokens,
         "seed": args.seed}
-    return policy, puzzles, batch, describe(batch, settings)
+    return policy, puzzles, batch, describe(batch, settings), speed
 
 
 def main() -> None:
@@ -267,12 +286,13 @@ def main() -> None:
     args = arguments()
     out, file = Path(args.out), Path(args.out, "ground_truth.npz")
     with one_sentence(f"interrupted; the same command resumes from what is in {out}"):
-        policy, puzzles, batch, truth = prepare(args)
+        policy, puzzles, batch, truth, speed = prepare(args)
         if file.is_file():
             read_rollouts(truth, file)
         n, right = len(batch.success), int(batch.success.sum())
         if right == 0:
             print(f"0 of {n} responses succeeded: check the task's grade, or take more --questions", flush=True)
+        announce(truth, args.rollouts, speed)
         add_credit(truth, batch, args.methods)
         sample_truth(policy, puzzles, truth, args.rollouts, args.seed, args.max_new_tokens,
                      lambda: save_truth(truth, file))

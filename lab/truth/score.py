@@ -25,7 +25,7 @@ from extras.turns import begun_with, decode_and_grade
 from grpo import compare
 from lab.picture import draw
 from lab.statistics import by_response, cell, read_column
-from lab.truth.scoring import ALL, ENTROPY, HALVES, RIGHT_SIZES, WITHIN, Score, credit_scores, share_of_tenth
+from lab.truth.scoring import ALL, ENTROPY, HALVES, RIGHT_SIZES, TAG, WITHIN, Score, credit_scores, share_of_tenth
 from methods.registry import CREDIT_FUNCTIONS
 from methods.heads import load_head
 from methods.queries import Queries
@@ -35,16 +35,13 @@ from plumbing.flags import changed, functions_help, new_parser, parse_with
 from plumbing.launch import with_model
 from plumbing.terminal import one_sentence
 from plumbing.report import Estimate, Table
-from plumbing.tokenizer import Tokenizer
 from rollout import Policy, TokenBatch, token_batch
 from sampler import Samples
 from settings import Settings
 from start import CHOICES, load_policy
-from tasks.text import END_THINK
 
 TRUTH = Path(__file__).parent / "data"  # ground_truth.npz, and the critic of ppo
 SCORES = TRUTH.parent / "scores.md"  # of every method
-TAG = "minus one on `</think>`"  # a credit that looks at nothing
 COLUMNS = {"rank, all tokens": ("spearman", ALL, "Spearman"), "cosine of update": ("cosine", ALL, "cosine of update"),
            "location": ("location", ALL, "location"), "rank in response": ("within_spearman", WITHIN, "Spearman"),
            "solver": ("solver", WITHIN, "solver")}  # its place in a Score, and in scores.md
@@ -113,16 +110,6 @@ def best_method(ranks: dict[str, Estimate]) -> str:
                key=lambda name: np.nan_to_num(ranks[name].value, nan=-1.0))
 
 
-def closing_tag(truth: dict, tokenizer: Tokenizer) -> np.ndarray:
-    """Credit (N,) that looks at nothing: minus one on the tokens of `</think>`, and 0 elsewhere."""
-    credit = np.zeros(len(truth["token"]))
-    for rows in by_response(truth):
-        text, spans = tokenizer.decode(truth["token"][rows].tolist())
-        start = text.find(END_THINK)
-        credit[rows] = [-float(start >= 0 and a < start + len(END_THINK) and b > start) for a, b in spans]
-    return credit
-
-
 def in_words(own: Score, location: Estimate, other: str) -> str:
     """What the scores say of places and of signs; location: that of another credit."""
     if own.location.low > location.high:
@@ -144,7 +131,7 @@ def table_scores(name: str, own: dict[str, Score], entropy: Estimate, published:
     `published` has: of credit only where it is of the same advantage."""
     others = {column: read_column(published, *place) for column, (_, *place) in COLUMNS.items()}
     best = best_method(others["rank in response"])
-    names = {RIGHT_SIZES: f"{RIGHT_SIZES} (right sizes, one sign a response)", HALVES: HALVES}
+    names = {TAG: TAG, RIGHT_SIZES: f"{RIGHT_SIZES} (right sizes, one sign a response)", HALVES: HALVES}
     if advantage == Options.advantage:
         names = {"none": method_name("none"), "random": method_name("random"),
                  best: f"{best} (best rank in response)"} | names
@@ -157,8 +144,8 @@ def table_scores(name: str, own: dict[str, Score], entropy: Estimate, published:
         "rollouts, empty where credit is the same on all of them. Cosine: of the updates that credit and A* cause. "
         "Location: the share of A* squared on the tenth with the largest abs(credit), or with the highest entropy. "
         "Solver: rank in response, with the exact verdict instead of A*. Brackets: 95% intervals over puzzles. Half "
-        f"against half: A* from one half of the rollouts against the other. The rows after {TAG} are of "
-        f"{published.name}."),
+        f"against half: A* from one half of the rollouts against the other. Published "
+        f"rows: {published.name}."),
         ["method", *COLUMNS], rows)
 
 
@@ -205,7 +192,7 @@ def main() -> None:
     credits, plain = {f"{name} (yours)": credit}, f"none --advantage {options.advantage}"
     if options.advantage != Options.advantage:
         credits[plain] = CREDIT_FUNCTIONS["none"](batch)[batch.mask].numpy()
-    own = credit_scores(credits | {TAG: closing_tag(truth, batch.ask.policy.tokenizer)}, batch, truth)
+    own = credit_scores(credits, batch, truth)
     table = table_scores(name, own, share_of_tenth(truth["entropy"], truth), published, options.advantage)
     grpo = own[plain].location if plain in own else read_column(published, *COLUMNS["location"][1:])["none"]
     said = in_words(own[f"{name} (yours)"], grpo, plain if plain in own else method_name("none"))

@@ -13,14 +13,16 @@ import numpy as np
 import torch
 
 from lab.heads import credit_gradients
-from lab.statistics import bootstrap, cell, correlate, jackknife, ranks, share, sums, within
+from lab.statistics import bootstrap, by_response, cell, correlate, jackknife, ranks, share, sums, within
 from plumbing.terminal import follow
 from plumbing.report import Estimate, Table
 from rollout import TokenBatch
+from tasks.text import END_THINK
 
 ALL, WITHIN = "Credit against A*, all tokens", "Credit against A* and the solver, within responses"  # two headings
 HALVES = "half against half"
 ENTROPY = "entropy, whatever the credit"
+TAG = "minus one on `</think>`"  # a credit that looks at nothing
 RIGHT_SIZES = "A·abs(A*)"  # GRPO's sign with the sizes of A*, of the same rollouts: what sizes alone can reach
 
 
@@ -95,10 +97,22 @@ def credit_scores(credits: dict[str, np.ndarray], batch: TokenBatch, truth: dict
     return scores
 
 
+def closing_tag(truth: dict) -> np.ndarray:
+    """Credit (N,) that looks at nothing: minus one on the tokens of a response's first `</think>`, and 0 elsewhere."""
+    credit = np.zeros(len(truth["piece"]))
+    for rows in by_response(truth):
+        stop = np.cumsum([len(piece) for piece in truth["piece"][rows]])  # (L,) characters up to a token's end
+        start = "".join(truth["piece"][rows]).find(END_THINK)
+        inside = (stop > start) & (np.append(0, stop[:-1]) < start + len(END_THINK))  # (L,)
+        credit[rows] = -1.0 * inside * (start >= 0)
+    return credit
+
+
 def all_scores(batch: TokenBatch, truth: dict) -> dict[str, Score]:
-    """The score of every method, of the right sizes, and of one half of the rollouts against the other."""
+    """The score of every method, of a constant, of the right sizes, and of one half of the rollouts against the other."""
     credits = dict(zip(truth["methods"].tolist(), truth["credits"]))
-    scores = credit_scores(credits | {RIGHT_SIZES: truth["advantage"] * np.abs(truth["a_star"])}, batch, truth)
+    credits |= {TAG: closing_tag(truth), RIGHT_SIZES: truth["advantage"] * np.abs(truth["a_star"])}
+    scores = credit_scores(credits, batch, truth)
     halves = truth["a_star_halves"].T
     scores[HALVES] = score(*halves, truth, cosine_of(*updates_of(list(halves), batch)))
     unknown = Estimate(float("nan"))  # noise of A* would choose the tokens, and count as its size

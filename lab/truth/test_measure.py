@@ -17,7 +17,7 @@ from lab import heads, statistics
 from lab.statistics import by_response, read_column
 from lab.truth import measure as gt
 from lab.truth.score import read_truth
-from lab.truth.scoring import ALL, HALVES, RIGHT_SIZES, WITHIN
+from lab.truth.scoring import ALL, HALVES, RIGHT_SIZES, TAG, WITHIN
 from methods.registry import CREDIT_FUNCTIONS
 from rollout import Policy, rollout
 from settings import Settings
@@ -84,6 +84,13 @@ def test_tokens_get_their_share_of_rollouts_in_chunks_that_fit():
     for part in parts:
         assert packets[part][1:].sum() * gt.PACKET <= gt.ROWS_AT_ONCE  # the first token may be larger by itself
     assert gt.chunks(0 * packets, position) == []
+
+
+def test_what_is_missing_is_announced_by_hand(capsys):
+    """Guards against rollouts that are there, and ones as long as a whole response."""
+    truth = {"position": np.array([0, 1, 2, 0]), "logprob": np.log([0.5, 1.0, 0.5, 0.2]), "packets": np.array([1, 0, 0, 1])}
+    gt.announce(truth, 40, 4.0)  # packets 3, 0, 3, 4, of which two are there: 16, 0, 24 and 24 rollouts
+    assert capsys.readouterr().out == f"64 rollouts are missing, about {16 * 3 + 24 + 24} tokens: at most about 0:24\n"
 
 
 def test_rollouts_are_the_same_however_they_are_sampled(tmp_path, monkeypatch):
@@ -191,7 +198,7 @@ def test_the_command(tmp_path, monkeypatch, run_program, refusal):
     settings = {"model": BUNDLED.name, "data": "", "questions": 2, "answers": 2, "max_new_tokens": 40, "seed": 0}
     assert json.loads(str(truth["settings"])) == settings  # no path of this machine
     tables = [read_column(folder / "scores.md", *where) for where in ((ALL, "location"), (WITHIN, "solver"))]
-    assert all(list(table) == [*scored, RIGHT_SIZES, HALVES] for table in tables)
+    assert all(list(table) == [*scored, TAG, RIGHT_SIZES, HALVES] for table in tables)
     assert "nan" not in (folder / "scores.md").read_text(encoding="utf-8")
 
     def interrupted(policy, puzzles, truth, *_):

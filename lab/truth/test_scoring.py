@@ -14,7 +14,8 @@ def made_up(Q, G, L):
     return dict(response=response, group=response // G, packets=tried * 3, advantage=rng.normal(size=N),
                 a_star=rng.normal(size=N) * np.exp(rng.normal(size=N)) * tried, a_star_halves=rng.normal(size=(N, 2)),
                 reachable_before=rng.integers(-1, 2, N).astype(np.int8), methods=np.array(["one", "two", "three"]),
-                reachable=rng.integers(0, 2, N).astype(np.int8), credits=rng.normal(size=(3, N)))
+                reachable=rng.integers(0, 2, N).astype(np.int8), credits=rng.normal(size=(3, N)),
+                position=np.tile(np.arange(L), Q * G), piece=np.tile(["so ", "</", "think> ", *["x"] * (L - 3)], Q * G))
 
 
 def planted(truth, x):
@@ -92,7 +93,9 @@ def test_all_scores_put_every_method_in_its_place_and_column(monkeypatch):
     scores, (first, second) = ts.all_scores(None, truth), truth["a_star_halves"].T
     compared = {name: (x, truth["a_star"]) for name, x in zip(truth["methods"], truth["credits"])}
     right_sizes = truth["advantage"] * np.abs(truth["a_star"])
-    compared |= {ts.RIGHT_SIZES: (right_sizes, truth["a_star"]), ts.HALVES: (first, second)}
+    tag = np.tile([0, -1, -1, *[0] * 7], 6)
+    compared |= {ts.TAG: (tag, truth["a_star"]), ts.RIGHT_SIZES: (right_sizes, truth["a_star"]),
+                 ts.HALVES: (first, second)}
     assert list(scores) == list(compared)
     for name, (x, y) in compared.items():
         assert scores[name].spearman.value == pytest.approx(np.corrcoef(rank(x), rank(y))[0, 1])
