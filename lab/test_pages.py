@@ -5,8 +5,10 @@ import shlex
 
 import pytest
 
-from lab import pages
+from lab import arms, pages, redo
 from lab.truth import score
+from plumbing.files import read_json
+from settings import Settings
 from start import parse_flags
 from tests.test_pages import COMMANDS, EACH_PAGE, NAME, PAGES, ROOT, copy, in_copy, source_of  # noqa: F401  `copy`: a fixture
 
@@ -84,6 +86,26 @@ def test_every_quoted_figure_is_in_a_file_linked_beside_it(page):
         files += [file for other in files if other in PAGES for file in linked(other, PAGES[other])]
         texts = [file.read_text(encoding="utf-8") for file in files if file.suffix in (".md", ".csv", ".py")]
         assert any(figure in text for text in texts), f"{figure} in: {block.strip()[:200]}"
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "lab" / "README.md"], ids=["README", "lab/README"])
+def test_a_figure_of_the_first_pages_has_rows_or_a_command(page):
+    """Guards against a table that nobody can make again: it is frozen, or it names its program."""
+    frozen = {ROOT / row["file"] for rows in redo.rooms().values() for row in rows}
+    for figure, block in quoted(page):
+        files = linked(page, block)
+        files += [file for other in files if other in PAGES for file in linked(other, PAGES[other])]
+        texts = {file: file.read_text(encoding="utf-8") for file in files
+                 if ROOT / "lab" in file.parents and file.suffix in (".md", ".csv")}
+        assert not texts or any(
+            file in frozen or file.suffix == ".csv" or re.search(r"python (-m|\w+\.py)|\.py`? of commit", text)
+            for file, text in texts.items() if figure in text and file.name != "README.md"), f"{figure} in: {block}"
+
+
+def test_stored_runs_say_what_they_were_trained_with():
+    """Guards against rows that stop being comparable in silence: each setting that can change a result is beside them."""
+    for file in (ROOT / "lab").rglob("runs.csv"):
+        assert read_json(file.with_name("settings.json")).keys() == vars(Settings()).keys() - arms.NEUTRAL, file
 
 
 def test_the_function_is_scored(copy):

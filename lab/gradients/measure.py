@@ -5,7 +5,7 @@ that does not see the response itself leaves its expectation as it is. A method 
 biased. Its gradients on independent batches say how noisy and how biased, because products of *different* batches
 estimate inner products of expectations without the bias that noise would cause.
 
-Run it:  python -m lab.gradients.measure        writes noise.md, in minutes
+Run it:  python -m lab.gradients.measure        writes noise.md and its rows, noise.npz, in minutes
          python -m lab.gradients.measure --mitigation surprise --power 0.5 --advantage rloo      one method, in one
 """
 from functools import partial
@@ -83,19 +83,23 @@ def method_gradients(batches: Iterable[TokenBatch], methods: Iterable[CreditFunc
     return torch.stack(found, dim=1)
 
 
-def table_methods(gradients: Tensor, names: Iterable[str]) -> Table:
-    """Signal to noise, |E g|^2 / tr Cov(g), and direction against the unbiased policy gradient, of each method's
-    gradient (M + 1, n, P)."""
-    n, rows = gradients.shape[1], []
-    gram = lambda x, y: (x.double() @ y.double().T).cpu().numpy()  # (n, n) products of the rows of x and y (n, P)
-    yy = gram(gradients[-1], gradients[-1])
-    for name, g in zip((*names, REFERENCE), gradients, strict=True):
-        xx, xy = gram(g, g), gram(g, gradients[-1])
+def products(gradients: Tensor) -> np.ndarray:
+    """(M + 1, 2, n, n): of each method's gradients (M + 1, n, P), by pairs of batches, with themselves and with the
+    unbiased policy gradient's."""
+    return np.stack([[(g.double() @ other.double().T).cpu().numpy() for other in (g, gradients[-1])]
+                     for g in gradients])
+
+
+def table_methods(found: np.ndarray, names: Iterable[str]) -> Table:
+    """Signal to noise, |E g|^2 / tr Cov(g), and direction against the unbiased policy gradient, of each method, by its
+    products (M + 1, 2, n, n)."""
+    n, rows, yy = found.shape[-1], [], found[-1, 0]
+    for name, (xx, xy) in zip((*names, REFERENCE), found, strict=True):
         signal = jackknife(lambda use: cross(xx, use) / total_variance(xx, use), n)
         clean = jackknife(lambda use: corrected_cosine(xy, xx, yy, use), n)
         rows.append([name, cell(signal, 3), cell(clean) if np.isfinite(clean.low) or name == REFERENCE else ""])
     return Table("Noise and bias of each method's gradient", (
-        f"{n} batches. Signal to noise: |E g|^2 / tr Cov(g), corrected for the noise in the mean. Cosine, corrected: "
+        f"{n} batches, by `python -m lab.gradients.measure`. Signal to noise: |E g|^2 / tr Cov(g), corrected for the noise in the mean. Cosine, corrected: "
         "of the expectation with that of the unbiased policy gradient, of r - the others' mean, from pairs of "
         "different batches, so that noise does not shrink it; empty where noise hides the signal. Jackknife 95% "
         "intervals."),
@@ -117,7 +121,8 @@ def measure(words: list[str], out: Path, model: str = str(BUNDLED)) -> str:
     gradients = method_gradients(batches, list(methods.values()))  # (M + 1, BATCHES, P)
     require(gradients[-1].any(), "no puzzle got both right and wrong answers, so there is no gradient: take a --model "
             "that solves some")
-    text = str(table_methods(gradients, methods))
+    np.savez(out / "noise.npz", methods=list(methods), products=(found := products(gradients)))  # the rows of the table
+    text = str(table_methods(found, methods))
     (out / "noise.md").write_text(text, encoding="utf-8")
     return f"{text}\nwrote {out / 'noise.md'}"
 

@@ -42,7 +42,7 @@ def test_the_table_of_methods_by_definition():
     def cosine(a, b):
         return crossed(a, b) / (crossed(a, a) * crossed(b, b)) ** 0.5
 
-    rows = measure.table_methods(torch.tensor(x), ["one", "two", "weak"]).rows
+    rows = measure.table_methods(measure.products(torch.tensor(x)), ["one", "two", "weak"]).rows
     weak = x[2] @ x[2].T
     assert rows[2][2] == "" and rows[3][2].startswith("1.00")
     assert math.isnan(measure.corrected_cosine(weak, weak, weak, np.ones(n, bool)))
@@ -120,6 +120,8 @@ def test_the_whole_command(tokenizer, random_model, tmp_path, monkeypatch, run_p
     assert {countdown_task.split(puzzle) for puzzles, *_ in fitted for puzzle in puzzles} == {"train"}
     assert [len(puzzles) for puzzles, *_ in fitted] == [4] * 3 and fitted[0][0] == fitted[2][0] != fitted[1][0]
     assert texts[0] == texts[1]
+    stored = np.load(tmp_path / "out" / "noise.npz")
+    assert str(measure.table_methods(stored["products"], stored["methods"])) == texts[0]
     assert texts[0].count("\n| ") == 4 and not re.search(r"\b(nan|inf)\b", texts[0])
     assert [key for *_, key, _ in calls[:4]] == [(0, 1000 + i) for i in range(4)]
     assert len({puzzle for _, puzzles, *_ in calls[:4] for puzzle in puzzles}) == 4 * 6

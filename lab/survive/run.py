@@ -1,4 +1,4 @@
-"""Does a lead survive an annealed rate? Trains what small/runs.csv lacks, by the design of README.md beside this file.
+"""Does a lead survive an annealed rate? Trains what small/runs.csv lacks, by the design of lab/archive/survive-designs.md.
 
     python -m lab.survive.run --processes 2
 
