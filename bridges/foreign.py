@@ -1,6 +1,7 @@
 """A TokenBatch of responses that another trainer sampled: credit functions read it like one of rollout.py.
 
-Nothing is decoded, and no model is run, before a credit function looks at it.
+Nothing is decoded, and no model is run, before a credit function looks at it. A function sees only responses that can
+be compared: those with a reward, whose groups are of one size. Where sizes differ, it is asked for each size.
 
 Alphabet: B responses, G to each of Q prompts, T sampled tokens of the longest one. In the other trainer's tensors it
 has C columns: what the environment said stands there between the sampled tokens.
@@ -17,12 +18,13 @@ from bridges import own_modules
 
 with own_modules():
     from extras.turns import decode
+    from grpo import ADVANTAGES
     from methods.credit_function import CreditFunction
     from methods.registry import CREDIT_FUNCTIONS
     from plumbing.checks import per_token, required
     from plumbing.files import require
     from plumbing.task_file import check_roles
-    from rollout import TokenBatch, seed_of
+    from rollout import TokenBatch, by_group, seed_of
     from sampler import Replies
     from tasks.math_task import calculations
     from tasks.text import roles, sentence_starts
@@ -51,7 +53,7 @@ def find_credit(credit: str | Callable, task: Any, told: set[str], trainer: str)
     told: "reference", where the trainer has a reference model."""
     found = CREDIT_FUNCTIONS.get(credit) if isinstance(credit, str) else credit
     require(callable(found), f"there is no credit function {credit!r:.50}: {', '.join(CREDIT_FUNCTIONS)}")
-    method, given = getattr(found, "func", found), getattr(found, "keywords", {})  # of a partial
+    method, given = method_of(found), getattr(found, "keywords", {})  # of a partial
     if isinstance(method, CreditFunction):
         require(given.keys() <= method.parameters.keys(), f"{method.name} takes no {', '.join(given)}: it has "
                 f"{', '.join(method.parameters) or 'no hyper-parameters'}")
@@ -63,17 +65,6 @@ def find_credit(credit: str | Callable, task: Any, told: set[str], trainer: str)
         require(not lacks, f"{method.name} needs {', '.join(lacks)}, which {trainer} does not offer: {hint}train with "
                 f"train.py --mitigation {method.name}")
     return found
-
-
-def assign_credit(batch: Any, credit: Callable, step: int) -> Tensor:
-    """The credit (B, T) of a batch's tokens; ValueError, with step and function, where it is no finite number."""
-    method = getattr(credit, "func", credit)
-    name = getattr(method, "name", getattr(method, "__name__", "credit"))
-    try:
-        with torch.no_grad():
-            return per_token(credit(batch), batch, f"{name} must return credit")
-    except ValueError as error:
-        raise ValueError(f"step {step}, credit function {name}: {error}") from error
 
 
 class Layout(NamedTuple):
@@ -112,22 +103,35 @@ def layout(responses: Sequence[list[int]], sampled: Sequence[list] | None = None
                   F.pad(columns, (0, max(C - columns.shape[1], 0))).bool())
 
 
+class Abstained(Exception):
+    """A credit function looked at what is not known of some responses."""
+
+    def __init__(self, known: Tensor):
+        self.known = known  # (b,) bool, of the part's responses
+
+
 class ForeignBatch(TokenBatch):
-    """B responses, those to a prompt side by side, with their puzzles and prompts, B each. read(name) returns {name:
-    value, and perhaps others}, of FACTS, (B, T) each, or of the tokenizer: it is called when a credit function looks at
-    one of them."""
+    """B responses with their puzzles and prompts, B each, in any order; group (B,) says which are compared. A reward, a
+    success or a format that nobody found is NaN. read(name) returns {name: value, and perhaps others}, of FACTS, (B, T)
+    each, or of the tokenizer: it is called when a credit function looks at one of them. asks: makes batch.ask of a
+    part and its rows."""
 
     def __init__(self, own: Layout, read: Callable[[str], dict[str, Any]], grades: dict[str, Tensor], success: Tensor,
-                 G: int, puzzles: Sequence, prompts: Sequence, **known: Any):
+                 group: Sequence, puzzles: Sequence, prompts: Sequence, asks: Callable | None = None, **known: Any):
         B, device = len(own.tokens), own.tokens.device
+        first = {name: i for i, name in reversed([*enumerate(group)])}  # the first row of each group
+        number = {name: q for q, name in enumerate(sorted(first, key=first.get))}
         usual = {"task": TASK, "format": torch.full((B,), torch.nan, device=device), "parts": {"reward": 1.0},
                  "ask": None, "advantage": None, "log": {}}
         vars(self).update(usual | known, tokens=own.tokens, mask=own.mask, before=own.before, read=read, grades=grades,
-                          reward=grades["reward"], success=success.float(), puzzles=tuple(puzzles[::G]),
-                          prompts=tuple(prompts[::G]), group=torch.arange(B, device=device) // G)
+                          reward=grades["reward"], success=success.float(), puzzles=tuple(puzzles[first[q]] for q in number),
+                          prompts=tuple(prompts[first[q]] for q in number), asks=asks,
+                          group=torch.tensor([number[name] for name in group], device=device))
 
     def __getattr__(self, name: str) -> Any:
         """A field that is looked at for the first time."""
+        if name in vars(self).get("partly", {}):
+            raise Abstained(self.partly[name])
         if name not in (*FACTS, *TEXTS, "tokenizer"):
             raise AttributeError(f"a batch from another trainer has no {name}")
         found = self.described() if name in TEXTS else self.read(name)
@@ -144,16 +148,100 @@ class ForeignBatch(TokenBatch):
                            for rows in zip(*found))  # (B, T) each
         return {"text": text, "spans": tuple(map(tuple, spans)), "role": role.to(torch.int8), "in_answer": in_answer}
 
+    def part(self, rows: Tensor) -> "ForeignBatch":
+        """The batch of some of the responses (b,), whose groups are of one size and side by side."""
+        at = rows.tolist()
+        of = lambda x: x[rows] if isinstance(x, Tensor) else tuple(x[i] for i in at)
+        known = {name: of(getattr(self, name)) for name in ("format", "ended", "advantage") if name in vars(self)}
+        read = lambda name: {name: self.tokenizer if name == "tokenizer" else of(getattr(self, name))}
+        group = self.group[rows].tolist()
+        part = ForeignBatch(
+            Layout(self.tokens[rows], self.mask[rows], of(self.before), None), read,
+            {name: x[rows] for name, x in self.grades.items()}, self.success[rows], group,
+            *([x[q] for q in group] for x in (self.puzzles, self.prompts)),
+            task=self.task, parts=self.parts, normalize=self.normalize, **known)
+        part.described = lambda: {name: of(getattr(self, name)) for name in TEXTS}
+        part.ask = self.asks(part, rows) if self.asks else None
+        part.partly = {name: ~x.isnan() for name in ("success", "format")
+                       if (x := getattr(part, name)).isnan().any() and not getattr(self, name).isnan().all()}
+        for name in part.partly:
+            del vars(part)[name]
+        return part
+
+
+def by_size(group: Tensor, known: Tensor, least: int = 2) -> list[Tensor]:
+    """Rows (b,) of groups of one size, side by side, for each size from the least one on; of responses that are known
+    (B,). Where all are by themselves, nothing is left out."""
+    rows = known.nonzero()[:, 0]  # (n,)
+    rows = rows[group[rows].argsort(stable=True)]
+    size = group[rows].bincount(minlength=1)[group[rows]]  # (n,) that of its row's group
+    return [rows[size == n] for n in size.unique().tolist() if n >= least or size.max() == 1]
+
+
+def compared(batch: ForeignBatch, name: str) -> Tensor:
+    """The advantage (b,) of a part's responses, by a function of --advantage. A part of the reward is compared among
+    those that have it."""
+    if name != "gdpo":
+        return ADVANTAGES[name](by_group(batch, batch.reward), batch).flatten()
+    total = torch.zeros_like(batch.reward)  # (b,)
+    for part, weight in batch.parts.items():
+        for rows in by_size(batch.group, ~batch.grades[part].isnan()):
+            Q = len(batch.group[rows].unique())
+            total[rows] += weight * ADVANTAGES["grpo"](batch.grades[part][rows].view(Q, -1), batch).flatten()
+    return total / (total.square().mean().sqrt() + 1e-4)
+
+
+def assign_credit(batch: ForeignBatch, credit: Callable, step: int, advantage: str = "theirs") -> Tensor:
+    """The credit (B, T) of a batch's tokens, and batch.advantage, of `theirs` or of ours; 0 for the batch.left_out
+    responses that nothing is compared with. ValueError, with step and function, where it is no finite number."""
+    own = batch.mask.any(1)  # (B,) with a token of the policy's: verl's padding has none
+    known = own & ~batch.reward.isnan()  # (B,)
+    if advantage != "theirs":
+        batch.advantage = torch.zeros(len(known), device=known.device)
+    # What the trainer gives a response that is compared with none, such as by the whole step, `none` must keep.
+    least = 1 if advantage == "theirs" and getattr(method_of(credit), "from_advantage", False) else 2
+    while True:
+        parts, found = by_size(batch.group, known, least), torch.zeros(batch.mask.shape, device=known.device)
+        batch.left_out = int(own.sum()) - sum(map(len, parts))
+        try:
+            for rows in parts:
+                part = batch.part(rows)
+                if advantage != "theirs":
+                    part.advantage = compared(part, advantage).to(batch.advantage)
+                    batch.advantage[rows] = part.advantage
+                found[rows] = credit_of_part(part, credit, step).to(found)
+                for name, values in part.log.items():
+                    batch.log.setdefault(name, torch.zeros_like(found))[rows] = values.to(found)
+            return found
+        except Abstained as partly:
+            known[rows[~partly.known]] = False
+
+
+def method_of(credit: Callable) -> Callable:
+    """The function itself, also of a partial."""
+    return getattr(credit, "func", credit)
+
+
+def credit_of_part(part: ForeignBatch, credit: Callable, step: int) -> Tensor:
+    """The credit (b, T) of a part's tokens."""
+    method = method_of(credit)
+    name = getattr(method, "name", getattr(method, "__name__", "credit"))
+    try:
+        with torch.no_grad():
+            return per_token(credit(part), part, f"{name} must return credit")
+    except ValueError as error:
+        raise ValueError(f"step {step}, credit function {name}: {error}") from error
+
 
 class Asked:
-    """batch.ask: random numbers, and what else the trainer tells, `known` by name."""
+    """batch.ask of a part and its rows: random numbers, and what else the trainer tells, `known` by name."""
 
-    def __init__(self, seed: int, step: int, **known: Callable[[], Tensor]):
+    def __init__(self, seed: int, step: int, rows: Tensor, **known: Callable[[], Tensor]):
         self.generator = lambda name: torch.Generator().manual_seed(seed_of(name, seed, step))  # as in Queries
-        self.known = known
+        self.rows, self.known = rows, known
 
     def __getattr__(self, name: str) -> Tensor:
         """What a credit function asks for."""
         known = vars(self).get("known", {})
         require(name in known, f"batch.ask.{name} is not told by this trainer: train with train.py")
-        return known[name]()
+        return known[name]()[self.rows]

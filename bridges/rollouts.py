@@ -26,7 +26,7 @@ from bridges import own_modules
 from bridges.foreign import TASK, ForeignBatch, assign_credit, find_credit, layout
 
 with own_modules():
-    from grpo import ADVANTAGES, compare, instrument
+    from grpo import ADVANTAGES, instrument
     from methods.registry import CREDIT_FUNCTIONS
     from methods.queries import Queries
     from plumbing import run_folder
@@ -67,16 +67,15 @@ def parse_row(row: Any, end: int | None, c: Any) -> SimpleNamespace:
     """The rollout of a row, by the names of docs/trl.md; a part of the reward that there was not is NaN. For a model of
     config c with this end token. ValueError for what is no rollout."""
     require(isinstance(row, dict), "it is no object")
-    given = {"step": 1, "advantage": None, "rewards": {}}
-    given |= {name: x for name, x in row.items() if x is not None}
+    given = {"step": 1, "advantage": None, "rewards": {}} | {name: x for name, x in row.items() if x is not None}
     for name in ("prompt_ids", "completion_ids"):
         require(name in given, f"it has no {name}, and texts don't tell which tokens were sampled: record tokens with "
                 "bridges/recorder.py, see docs/trl.md")
         require(isinstance(given[name], list) and given[name]
                 and all(type(token) is int and 0 <= token < c.vocab_size for token in given[name]),
                 f"its {name} must be a list of tokens from 0 to {c.vocab_size - 1}, the last one of --model")
-    for name in ("reward", "group"):
-        require(name in given, f"it has no {name}; its fields: {', '.join(map(repr, row))}"[:200])
+    for name, there in (("reward", "reward" in row), ("group", "group" in given)):  # a reward may be null
+        require(there, f"it has no {name}; its fields: {', '.join(map(repr, row))}"[:200])
     r = SimpleNamespace(**{"tool_mask": [1] * len(given["completion_ids"])} | given)
     sampled, length = r.tool_mask, len(r.prompt_ids) + len(r.completion_ids)
     require(isinstance(sampled, list) and len(sampled) == len(r.completion_ids) and any(sampled)
@@ -86,7 +85,8 @@ def parse_row(row: Any, end: int | None, c: Any) -> SimpleNamespace:
             "tokens stand behind the end token of its completion_ids: padding, or another turn (write a tool_mask)")
     require(length <= c.max_position_embeddings,
             f"it has {length} tokens, and the model takes {c.max_position_embeddings}")
-    r.step, r.reward, r.advantage = (finite(given[name], name) for name in ("step", "reward", "advantage"))
+    r.step, r.advantage = (finite(given[name], name) for name in ("step", "advantage"))
+    r.reward = finite(row.get("reward"), "reward", math.nan)
     require(r.step % 1 == 0, f"its step must be a whole number, not {r.step:g}")
     require(isinstance(r.rewards, dict), "its rewards must be numbers by name")
     r.rewards = {f"rewards/{name}": finite(x, name, math.nan) for name, x in r.rewards.items()}
@@ -125,16 +125,20 @@ def read_rollouts(files: list[Path], policy: Policy) -> list:
 
 
 def in_groups(rollouts: list) -> tuple[list, int, list[str]]:
-    """Rollouts in groups of the usual size G, side by side in ascending steps; G; and what a reader must know of it. A
-    group has one step, name and prompt."""
-    groups = {}
-    for r in rollouts:
+    """Rollouts with a reward, those of a group side by side, in ascending steps; the usual size G of a group; and what a
+    reader must know. A group has one step, name and prompt."""
+    groups, scored = {}, [r for r in rollouts if r.reward == r.reward]
+    require(scored, "no rollout has a reward")
+    for r in scored:
         groups.setdefault((r.step, r.group, tuple(r.prompt_ids)), []).append(r)
     sizes = Counter(map(len, groups.values()))
     G = max(sizes, key=lambda n: (n * sizes[n], n))
-    found = [rollout for rows in groups.values() if len(rows) == G for rollout in rows]
-    note = f"{len(rollouts) - len(found):,} rollouts were left out: their groups are not of {G}, as most are"
-    return sorted(found, key=lambda rollout: rollout.step), G, [note] * (len(found) < len(rollouts))
+    notes = {"were left out: they have no reward": len(rollouts) - len(scored),
+             "get no credit: nothing else answers their prompt": sizes[1] * (G > 1),
+             f"are in groups that are not of {G}, as most are": sum(n * sizes[n] for n in sizes if n not in (1, G))}
+    found = [rollout for rows in groups.values() for rollout in rows]
+    return sorted(found, key=lambda rollout: rollout.step), G, [
+        f"{count:,} rollouts {what}" for what, count in notes.items() if count]
 
 
 def measured_by(model: Qwen2, inputs: Tensor, cache: Cache, piece: Piece) -> Tensor:
@@ -150,8 +154,8 @@ def measured_by(model: Qwen2, inputs: Tensor, cache: Cache, piece: Piece) -> Ten
 
 def read_step(rollouts: list, parts: Iterable[str], middle: float, policy: Policy, s: Settings,
               step: int) -> tuple[ForeignBatch, Tensor]:
-    """The batch of one step, and log p, entropy and variance of log p of its n tokens (3, n). rollouts: in groups of
-    equal size, side by side, with these parts of the reward, one above the middle of which counts as success."""
+    """The batch of one step, and log p, entropy and variance of log p of its n tokens (3, n). rollouts: those of a
+    group side by side, with these parts of the reward, one above the middle of which counts as success."""
     tokenizer, device = policy.tokenizer, policy.model.output_weight.device
     column = lambda values: torch.tensor([*values], dtype=torch.float64, device=device)  # (B,)
     own = layout([r.completion_ids for r in rollouts], [r.tool_mask for r in rollouts], device=device)
@@ -159,16 +163,18 @@ def read_step(rollouts: list, parts: Iterable[str], middle: float, policy: Polic
     task.show = lambda rollout: " ".join(tokenizer.decode(rollout.prompt_ids)[0].split())[-200:]
     grades = {name: column(r.rewards.get(name, math.nan) for r in rollouts) for name in parts}
     grades["reward"] = column(r.reward for r in rollouts)
-    batch = ForeignBatch(own, lambda _: {"tokenizer": tokenizer}, grades, grades["reward"] > middle, s.responses,
-                         puzzles=rollouts, prompts=[r.prompt_ids for r in rollouts], task=task, normalize=s.normalize,
-                         ended=column(r.completion_ids[-1] in tokenizer.end_tokens for r in rollouts).bool())
+    batch = ForeignBatch(own, lambda _: {"tokenizer": tokenizer}, grades, grades["reward"] > middle,
+                         [(r.group, *r.prompt_ids) for r in rollouts], puzzles=rollouts,
+                         prompts=[r.prompt_ids for r in rollouts], task=task, normalize=s.normalize,
+                         ended=column(r.completion_ids[-1] in tokenizer.end_tokens for r in rollouts).bool(),
+                         asks=lambda part, rows: Queries(policy, part, s, step))
     with torch.no_grad():
         rows = torch.arange(len(rollouts), device=device)  # (B,)
         found = read_responses(policy.model, batch, rows, measured_by, at_once=s.micro_batch)  # (B, T, 4)
     batch.logprob, batch.entropy, batch.logit_grad, _ = found.unbind(-1)
     batch.ask = Queries(policy, batch, s, step)
-    batch.advantage = (column(r.advantage for r in rollouts).float() if s.advantage == "theirs" else
-                       compare(batch, s.advantage))
+    if s.advantage == "theirs":
+        batch.advantage = column(r.advantage for r in rollouts).float()
     return batch, found[own.mask][:, [0, 1, 3]].T.double()
 
 
@@ -231,7 +237,8 @@ def settings_of(options: Options, files: list[Path], folder: Path, rollouts: lis
 def give_credit(rollouts: list, middle: float, folders: dict[int, Path], policy: Policy, s: Settings,
                 hyper_parameters: dict) -> Tensor:
     """Write the run folder, step by step. Log p, entropy and variance of log p of all its tokens: (3, n)."""
-    run, known, folder, parts = Path(s.out), [], Path(s.adapter or s.model), rollouts[0].rewards  # of the first row
+    run, known, folder = Path(s.out), [], Path(s.adapter or s.model)
+    parts = dict.fromkeys(name for r in rollouts for name in r.rewards)  # some rows may lack some
     steps = {step: [*found] for step, found in groupby(rollouts, key=lambda rollout: rollout.step)}
     told = {"attention", "log-probs with tokens hidden"}
     credit = find_credit(partial(CREDIT_FUNCTIONS[s.mitigation], **hyper_parameters), TASK, told, "a file of rollouts")
@@ -242,7 +249,7 @@ def give_credit(rollouts: list, middle: float, folders: dict[int, Path], policy:
             policy = load(folder, s)
         batch, read = read_step(found, parts, middle, policy, s, step)
         known.append(read)
-        found_credit = assign_credit(batch, credit, step)  # (B, T)
+        found_credit = assign_credit(batch, credit, step, s.advantage)  # (B, T)
         if step == 1:  # not before, since the credit function may have refused
             run_folder.start_run(run, asdict(s), hyper_parameters, {}, ["their_step", "log_p_plus_entropy", *parts])
             run_folder.append_row(run, {"step": 0})

@@ -145,11 +145,15 @@ def test_ids_give_what_the_sampler_recorded(sampled, tmp_path, run_program, caps
     torch.testing.assert_close(variance, torch.stack(expected), atol=1e-4, rtol=1e-4)
 
 
-def test_groups_of_another_size_are_left_out_aloud(sampled, tmp_path):
-    """A group is of one step, name and prompt. And only every second step is read."""
-    (log,), _, said = read(tmp_path / "a", sampled[1][:11])
-    assert log["group"].max() == 1 and "3 rollouts were left out: their groups are not of 4, " in said
-    assert "advantage: ours, grpo" in said
+def test_groups_of_another_size_are_compared_within_themselves_aloud(sampled, tmp_path):
+    """A group is of one step, name and prompt; one by itself gets nothing. And only every second step is read."""
+    rows = sampled[1][:11] + [sampled[1][11] | {"group": "alone"}]
+    (log,), _, said = read(tmp_path / "a", rows, "--advantage", "rloo")
+    assert "3 rollouts are in groups that are not of 4" in said and "1 rollouts get no credit: nothing else" in said
+    assert log["group"].max() == 3 and "advantage: ours, rloo" in said
+    r = [row["reward"] for row in rows]
+    expected = [x - (sum(r[a:b]) - x) / (b - a - 1) for a, b in ((0, 4), (4, 8), (8, 11)) for x in r[a:b]]
+    assert log["credit"][log["position"] == 0].tolist() == pytest.approx([*expected, 0], abs=1e-6)
     named = [row | {"group": i % 2, "advantage": float(i)} for i, row in enumerate(sampled[1][:8])]
     (log,), _, said = read(tmp_path / "b", named)
     assert log["advantage"][log["position"] == 0].tolist() == [0, 2, 1, 3, 4, 6, 5, 7] and log["group"].max() == 3

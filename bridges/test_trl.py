@@ -1,4 +1,5 @@
 """CreditTrainer beside TRL's own trainer, and beside ours on the same responses. Oracles: TRL, hand computation."""
+import json
 import math
 import os
 import re
@@ -11,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import datasets
+import numpy as np
 import pytest
 import torch
 import trl
@@ -124,8 +126,9 @@ def sampled(tmp_path_factory):
     return (folder := tmp_path_factory.mktemp("sampled")), *sample(folder)
 
 
-def given(batch, monkeypatch):
-    """Let TRL have our responses instead of its own: the rows that are this process's. Returns the reward functions."""
+def given(batch, monkeypatch, unknown):
+    """Let TRL have our responses instead of its own: the rows that are this process's. Returns the reward functions,
+    which return None for the rows in `unknown`, by name."""
     whole = [[] for _ in batch.before]  # B, of pairs: a token, and whether it was sampled
     for pairs, row, mask, said in zip(whole, batch.tokens, batch.mask, batch.before):
         for t, token in enumerate(row[mask].tolist()):
@@ -140,15 +143,15 @@ def given(batch, monkeypatch):
     monkeypatch.setattr(trl.GRPOTrainer, "_generate", generate)
 
     def part(name):
-        found = lambda completions, **_: [batch.grades[name][i].item() for i in now]
+        found = lambda completions, **_: [None if i in unknown.get(name, ()) else batch.grades[name][i].item() for i in now]
         found.__name__ = name
         return found
     return [part(name) for name in batch.parts]
 
 
-def on_ours(folder, batch, monkeypatch, config=None, cls=CreditTrainer, **options):
+def on_ours(folder, batch, monkeypatch, config=None, cls=CreditTrainer, unknown={}, **options):
     """A trainer on our batch, in float64, and TRL's batch with its credit."""
-    parts = given(batch, monkeypatch)
+    parts = given(batch, monkeypatch, unknown)
     config = dict(per_device_train_batch_size=Q * G, max_completion_length=LIMIT, seed=0, shuffle_dataset=False,
                   reward_weights=[*batch.parts.values()]) | (config or {})
     rows = datasets.Dataset.from_dict({"prompt": [str(q) for q in range(Q)]})
@@ -162,6 +165,14 @@ def on_ours(folder, batch, monkeypatch, config=None, cls=CreditTrainer, **option
     n, k = Q * G // trainer.accelerator.num_processes, trainer.accelerator.process_index
     mine = range(k * n, (k + 1) * n)
     return trainer, trainer._generate_and_score_completions([{"prompt": str(i // G)} for i in mine])
+
+
+def countdown_of(batch):
+    """What Countdown says of the texts of our batch in TRL, whose rows have a puzzle's number as their prompt."""
+    puzzle = lambda row: batch.puzzles[int(row["prompt"])]
+    return SimpleNamespace(**vars(TASK) | dict(
+        calculations=lambda text, row: countdown_task.calculations(text, puzzle(row)), PARTS=countdown_task.PARTS,
+        grade=lambda text, row, *_: countdown_task.grade(text, puzzle(row))))
 
 
 def ours(batch, policy, words):
@@ -200,13 +211,9 @@ def test_the_first_gradient_is_ours(words, advantage, sampled, monkeypatch):
     """Guards against another column, advantage, role or log-prob than train.py's, another weight in the loss, and a
     pass over the batch for nothing. TRL's deviation is the unbiased one: ours is larger by sqrt(G / (G - 1))."""
     folder, batch, policy = sampled
-    puzzle = lambda row: batch.puzzles[int(row["prompt"])]
-    task = SimpleNamespace(**vars(TASK) | dict(
-        calculations=lambda text, row: countdown_task.calculations(text, puzzle(row)), PARTS=countdown_task.PARTS,
-        grade=lambda text, row, *_: countdown_task.grade(text, puzzle(row))))
     _, hyper_parameters, *_ = parse_flags(["--mitigation", *words.split()])
     name = words.split()[0]
-    trainer, inputs = on_ours(folder, batch, monkeypatch, {"beta": 1e-12} if name == "dpo" else {}, task=task,
+    trainer, inputs = on_ours(folder, batch, monkeypatch, {"beta": 1e-12} if name == "dpo" else {}, task=countdown_of(batch),
                               credit=partial(CREDIT_FUNCTIONS[name], **hyper_parameters), format="format",
                               advantage=advantage, success="answer" if advantage == "grpo" else 0.5)
     trainer.compute_loss(trainer.model, inputs).backward()
@@ -241,6 +248,99 @@ def test_every_credit_function_runs_or_is_refused_by_name(sampled):
 def test_what_cannot_work_is_one_sentence(options, said, tmp_path):
     with pytest.raises(ValueError, match=said):
         make(CreditTrainer, tmp_path, **options).train()
+
+
+# ------------------------------------------------------------------------------------------- no reward
+
+# Of groups of four: three, none, one, four, four and three with a reward.
+UNSCORED = {3, 4, 5, 6, 7, 8, 9, 10, 21}
+NO_REWARD = {"answer": UNSCORED, "format": UNSCORED | {12}}  # row 12 has one from the first function alone
+THREES, FOURS = [0, 1, 2, 20, 22, 23], [*range(12, 20)]
+
+
+def only(batch, rows, G):
+    """Our batch as it were without the other responses, and without row 12's format."""
+    B, of = len(batch.tokens), lambda x: x[rows] if isinstance(x, torch.Tensor) else tuple(x[i] for i in rows)
+    found = {name: of(x) for name, x in vars(batch).items()
+             if isinstance(x, torch.Tensor | tuple) and len(x) == B and name not in ("parts", "log")}
+    asked = [int(batch.group[i]) for i in rows[::G]]
+    known = torch.tensor([0.0 if i == 12 else 1.0 for i in rows], dtype=torch.float64)
+    grades = {name: x[rows] for name, x in batch.grades.items()}
+    grades["reward"] = grades["answer"] + 0.1 * grades["format"] * known
+    small = replace(batch, **found | dict(
+        grades=grades, reward=grades["reward"], group=torch.arange(len(asked)).repeat_interleave(G), ask=batch.ask,
+        puzzles=tuple(batch.puzzles[q] for q in asked), prompts=tuple(batch.prompts[q] for q in asked)))
+    return replace(small, advantage=compare(small))
+
+
+@pytest.mark.parametrize("name", ["none", "entropy_ratio", "ktae", "first_error", "turn_baseline", "tempo",
+                                  "optimal_baseline", "prefix_tree", "positives", "expert_iteration"])
+def test_a_response_without_a_reward_is_as_if_it_were_not_there(name, sampled, monkeypatch):
+    """Against train.py's functions on the responses that have one, in groups of three and of four. One that is left
+    alone is compared with nothing."""
+    folder, batch, _ = sampled
+    trainer, inputs = on_ours(folder, batch, monkeypatch, unknown=NO_REWARD, credit=name, advantage="grpo",
+                              success="answer", task=countdown_of(batch))
+    expected = torch.zeros(batch.mask.shape)
+    for rows, G in ((THREES, 3), (FOURS, 4)):
+        expected[rows] = CREDIT_FUNCTIONS[name](only(batch, rows, G)).float()
+    credit = torch.zeros(batch.mask.shape).masked_scatter(batch.mask, inputs["advantages"][batch.mask].float())
+    torch.testing.assert_close(credit, expected, atol=1e-4, rtol=1e-3)
+    assert expected.any() and trainer._metrics["train"]["credit/left_out"] == [len(UNSCORED) + 1]
+
+
+def test_what_trl_gives_such_groups_stays_to_the_bit(sampled, monkeypatch, capsys):
+    """`none` with TRL's own advantage, also by the deviation of the whole step; RLOO by hand; GDPO by definition."""
+    folder, batch, _ = sampled
+    for config in ({}, dict(scale_rewards="none"), dict(multi_objective_aggregation="normalize_then_sum")):
+        (_, theirs), (_, mine) = (on_ours(folder, batch, monkeypatch, config, cls, unknown=NO_REWARD)
+                                  for cls in (trl.GRPOTrainer, CreditTrainer))
+        assert torch.equal(mine["advantages"][batch.mask], theirs["advantages"][:, None].expand_as(batch.mask)[batch.mask])
+        assert theirs["advantages"].any() and not mine["advantages"][[*UNSCORED]].any()
+    assert capsys.readouterr().out.count("10 of 24 responses get no credit") == 0  # TRL's own say of a single one
+    trainer, _ = on_ours(folder, batch, monkeypatch, unknown=NO_REWARD, advantage="rloo")
+    r = [batch.grades["answer"][i].item() + 0.1 * batch.grades["format"][i].item() for i in range(3)]
+    assert trainer.batch.advantage[:4].tolist() == pytest.approx(
+        [r[0] - (r[1] + r[2]) / 2, r[1] - (r[0] + r[2]) / 2, r[2] - (r[0] + r[1]) / 2, 0])
+    trainer, _ = on_ours(folder, batch, monkeypatch, unknown=NO_REWARD, advantage="gdpo")
+    parts = torch.stack([torch.tensor([math.nan if i in NO_REWARD[name] else x for i, x in enumerate(
+        batch.grades[name].tolist())]).view(Q, G) for name in ("answer", "format")])  # (2, Q, G)
+    away = parts - parts.nanmean(2, keepdim=True)
+    z = (away / (away.square().nanmean(2, keepdim=True).sqrt() + 1e-4)).nan_to_num()
+    total = (z[0] + 0.1 * z[1]).flatten()
+    for rows in (THREES, FOURS):
+        by_hand = total[rows] / (total[rows].square().mean().sqrt() + 1e-4)
+        torch.testing.assert_close(trainer.batch.advantage[rows].float(), by_hand, atol=1e-4, rtol=1e-3)
+
+
+def test_a_success_that_is_not_told_is_missed_by_those_who_look_at_it(sampled, monkeypatch):
+    """Here the function named by success= abstains, and others do not."""
+    folder, batch, _ = sampled
+    for name, advantage in (("none", "maxrl"), ("expert_iteration", "grpo"), ("share", "grpo"), ("ktae", "grpo"), ("gtpo", "grpo")):
+        trainer, inputs = on_ours(folder, batch, monkeypatch, unknown={"answer": UNSCORED}, credit=name,
+                                  advantage=advantage, success="answer")
+        assert not inputs["advantages"][[*UNSCORED, 11]].any() and inputs["advantages"].any()
+        assert trainer._metrics["train"]["credit/left_out"] == [10]
+    trainer, inputs = on_ours(folder, batch, monkeypatch, unknown={"answer": UNSCORED}, success="answer", advantage="rloo")
+    assert trainer._metrics["train"]["credit/left_out"] == [0] and inputs["advantages"][4:8].any()
+    trainer, inputs = on_ours(folder, batch, monkeypatch, unknown={"format": UNSCORED}, format="format",
+                              credit="reward_decomposition", success="answer")
+    assert trainer._metrics["train"]["credit/left_out"] == [9] and not inputs["advantages"][[*UNSCORED]].any()
+
+
+def test_no_reward_is_recorded_and_read_as_none(sampled, monkeypatch, run_program):
+    """Guards against 0 in its place, in a recording and in the means that are made of it."""
+    folder, batch, _ = sampled
+    trainer, _ = on_ours(folder, batch, monkeypatch, unknown=NO_REWARD, cls=RolloutTrainer)
+    rows = [json.loads(line) for line in (folder / "out" / "rollouts-0.jsonl").read_text().splitlines()]
+    assert [i for i, row in enumerate(rows) if row["reward"] is None] == sorted(UNSCORED)
+    assert rows[12]["reward"] == batch.grades["answer"][12] and rows[12]["rewards"]["format"] is None
+    run_program(rollouts, folder / "out" / "rollouts-0.jsonl", "--model", BUNDLED, "--out", folder / "r")
+    metrics, (log,) = read_metrics(folder / "r"), read_credit(folder / "r", read_metrics(folder / "r"))
+    assert metrics["reward"][1] == pytest.approx(trainer._metrics["train"]["reward"][0], abs=1e-6)
+    said = (folder / "r" / "rollouts.txt").read_text()
+    assert "9 rollouts were left out: they have no reward" in said and "1 rollouts get no credit" in said
+    assert len({*log["response"]}) == 15 and np.isfinite(log["reward"]).all()
 
 
 # ------------------------------------------------------------------------------------------- TRL's loss

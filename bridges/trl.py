@@ -26,7 +26,7 @@ with own_modules():
     from mitigations import NORMALIZATIONS, reweighting, token_credit  # noqa: F401  for a function in a script
     from plumbing.files import require
     from plumbing.tokenizer import Tokenizer
-    from rollout import TokenBatch, by_group  # noqa: F401  TokenBatch: for a function in a script
+    from rollout import TokenBatch  # noqa: F401  for a function in a script
 
 # In TRL's batch; all else are a multimodal model's inputs.
 KNOWN = {"prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "advantages", "num_items_in_batch",
@@ -127,10 +127,18 @@ class CreditTrainer(GRPOTrainer):
         """The credit (b, C) of this process's responses. Each process computes that of all B: groups may span them."""
         own = layout(*self.generated[1:3], output["completion_ids"].shape[1], self.accelerator.device)
         self.batch, step = self.gathered(inputs, output, seen, own), self.state.global_step + 1
-        credit = assign_credit(self.batch, self.credit, step)  # (B, T)
-        for name in ("mean", "std"):
-            self._metrics["train"][f"credit/{name}"].append(getattr(credit[self.batch.mask], name)().item())
+        credit = assign_credit(self.batch, self.credit, step, self.advantage)  # (B, T)
+        self.tell(credit)
         return own.spread(self.mine(credit)[:, : own.mask.shape[1]])
+
+    def tell(self, credit: Tensor) -> None:
+        """Log what the credit (B, T) is, and say once that some responses have none."""
+        paid, left_out, log = credit[self.batch.mask], self.batch.left_out, self._metrics["train"]
+        for name, value in (("mean", paid.mean()), ("std", paid.std()), ("left_out", left_out)):
+            log[f"credit/{name}"].append(float(value))
+        if left_out and not any(log["credit/left_out"][:-1]) and self.accelerator.is_main_process:
+            print(f"{left_out} of {len(credit)} responses get no credit, as they have no reward, or nothing to compare it "
+                  "with (credit/left_out in the logs)", flush=True)
 
     def mine(self, values: Any) -> Any:
         """Those of this process, of values of all B responses."""
@@ -157,19 +165,18 @@ class CreditTrainer(GRPOTrainer):
                                   before=tuple(said for _, said, _ in rows))
         weights = dict(zip(self.reward_func_names, self.reward_weights.tolist()))
         grades = dict(zip(weights, self.parts.double().T))  # (B,) each
-        grades["reward"] = (self.parts.double() * self.reward_weights.to(self.parts).double()).nansum(1)
+        paid = (self.parts.double() * self.reward_weights.to(self.parts).double()).nansum(1)  # (B,)
+        grades["reward"] = paid.masked_fill(self.parts.isnan().all(1), torch.nan)  # as TRL takes it
         success = grades[self.success] if isinstance(self.success, str) else grades["reward"] > self.success
         ended = torch.tensor([int(row[-1] in ends) for row in ids], device=own.mask.device)  # (b,)
+        ref = {"reference_logprob": lambda: self.everyone(own.compact(output["ref_per_token_logps"].float()))}
         batch = ForeignBatch(
-            everywhere, read, grades, success, self.num_generations, puzzles=[row for *_, row in rows],
-            prompts=[prompt for prompt, *_ in rows], parts=weights, ended=self.everyone(ended).bool(), task=self.task,
-            normalize=self.normalize, **({"format": grades[self.format].float()} if self.format else {}))
+            everywhere, read, grades, success, [i // self.num_generations for i in range(len(rows))],
+            puzzles=[row for *_, row in rows], prompts=[prompt for prompt, *_ in rows],
+            asks=lambda part, of: Asked(self.args.seed, self.state.global_step + 1, of, **(ref if self.beta else {})),
+            parts=weights, ended=self.everyone(ended).bool(), task=self.task, normalize=self.normalize,
+            **({"format": grades[self.format].float()} if self.format else {}))
         batch.advantage = self.everyone(output["advantages"])  # (B,)
-        if self.advantage != "theirs":
-            compared = ADVANTAGES[self.advantage](by_group(batch, batch.reward), batch)  # (Q, G)
-            batch.advantage = compared.flatten().to(batch.advantage)
-        reference = {"reference_logprob": lambda: self.everyone(own.compact(output["ref_per_token_logps"].float()))}
-        batch.ask = Asked(self.args.seed, self.state.global_step + 1, **(reference if self.beta else {}))
         return batch
 
     def facts(self, output: dict, asked: str, seen: list) -> dict[str, Tensor]:

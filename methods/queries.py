@@ -40,7 +40,8 @@ class Queries:
         self.computed: dict[str, Tensor] = {}  # the answers so far
         # What the step cost so far, for metrics.csv: tokens sampled, and tokens read without
         # gradient.
-        self.tokens_sampled, self.tokens_read = sampling_cost(batch.prompts, batch)
+        prompts = [batch.prompts[q] for q in batch.group.tolist()]  # B
+        self.tokens_sampled, self.tokens_read = sampling_cost(prompts, batch)
 
     def once(self, name: str, compute: Callable[[], Tensor]) -> Tensor:
         """What is computed at the first call. Each call gets a copy, so nobody can change what

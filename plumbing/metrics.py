@@ -46,12 +46,13 @@ def add_step_columns(row: dict, step: int, batch: Any, measured: dict[str, Tenso
     numbers that the task's `grade` returns. measured: by `instrument` of grpo.py. began: when the step did."""
     tokens = batch.mask.sum().item()
     seconds = time.perf_counter() - began  # after .item(), which waits for the device
-    rewards = batch.reward.view(len(batch.puzzles), -1)  # (Q, G)
-    equal = rewards.amax(1) == rewards.amin(1)  # (Q,)
+    of_groups = batch.reward.new_zeros(len(batch.puzzles))  # (Q,)
+    highest, lowest = (of_groups.scatter_reduce(0, batch.group, batch.reward, which, include_self=False)
+                       for which in ("amax", "amin"))  # (Q,) each; groups from elsewhere may be of unequal size
     row |= {"step": step, "reward": batch.reward.mean().item(), "success": batch.success.mean().item(),
             "format": batch.format.mean().item(), "length": tokens / len(batch.text),
             "truncated": 1 - batch.ended.float().mean().item(), "entropy": batch.entropy[batch.mask].mean().item(),
-            "zero_variance_groups": int(equal.sum()), "tokens_sampled": batch.ask.tokens_sampled,
+            "zero_variance_groups": int((highest == lowest).sum()), "tokens_sampled": batch.ask.tokens_sampled,
             "tokens_read": batch.ask.tokens_read, "seconds": seconds, "tokens_per_second": tokens / seconds}
     size = measured["gradient"].abs() * measured["share"]  # (B, T) of each token's gradient in the loss
     row |= {f"gradient_{name}": share(size[batch.role == role].sum().item(), size.sum().item())
