@@ -6,6 +6,8 @@ be compared: those with a reward, whose groups are of one size. Where sizes diff
 Alphabet: B responses, G to each of Q prompts, T sampled tokens of the longest one. In the other trainer's tensors it
 has C columns: what the environment said stands there between the sampled tokens.
 """
+import inspect
+import zlib
 from types import SimpleNamespace
 from typing import Any, Callable, NamedTuple, Sequence
 
@@ -48,11 +50,36 @@ TASK = SimpleNamespace(roles=roles, sentence_starts=sentence_starts, calculation
                        show=lambda puzzle: "")
 
 
+def method_of(credit: Callable) -> Callable:
+    """The function itself, also of a partial."""
+    return getattr(credit, "func", credit)
+
+
+def name_of(credit: Callable) -> str:
+    """Its name."""
+    return getattr(method_of(credit), "name", getattr(method_of(credit), "__name__", "credit"))
+
+
+def identity(credit: Callable) -> dict[str, Any]:
+    """What tells a credit function from another one: name, hyper-parameters, and a checksum of its source, if known."""
+    method = method_of(credit)
+    try:
+        source = inspect.getsource(getattr(method, "function", method))
+    except (OSError, TypeError):  # of an interpreter's prompt, or no function
+        source = ""
+    given = {**getattr(method, "parameters", {}), **getattr(credit, "keywords", {})}
+    return {"name": name_of(credit), "parameters": {name: x for name, x in given.items()
+                                                    if isinstance(x, bool | int | float | str)},
+            "source": f"{zlib.crc32(source.encode()):08x}" if source else "unknown"}
+
+
 def find_credit(credit: str | Callable, task: Any, told: set[str], trainer: str) -> Callable:
     """The credit function of this name, or the given one; ValueError where it needs what the trainer can't tell.
     told: "reference", where the trainer has a reference model."""
     found = CREDIT_FUNCTIONS.get(credit) if isinstance(credit, str) else credit
-    require(callable(found), f"there is no credit function {credit!r:.50}: {', '.join(CREDIT_FUNCTIONS)}")
+    first = str(credit).split()[:1]
+    require(callable(found), f"give hyper-parameters as partial({first[0]}, name=value)" if {*first} & {*CREDIT_FUNCTIONS}
+            else f"there is no credit function {credit!r:.50}: {', '.join(CREDIT_FUNCTIONS)}")
     method, given = method_of(found), getattr(found, "keywords", {})  # of a partial
     if isinstance(method, CreditFunction):
         require(given.keys() <= method.parameters.keys(), f"{method.name} takes no {', '.join(given)}: it has "
@@ -217,15 +244,9 @@ def assign_credit(batch: ForeignBatch, credit: Callable, step: int, advantage: s
             known[rows[~partly.known]] = False
 
 
-def method_of(credit: Callable) -> Callable:
-    """The function itself, also of a partial."""
-    return getattr(credit, "func", credit)
-
-
 def credit_of_part(part: ForeignBatch, credit: Callable, step: int) -> Tensor:
     """The credit (b, T) of a part's tokens."""
-    method = method_of(credit)
-    name = getattr(method, "name", getattr(method, "__name__", "credit"))
+    name = name_of(credit)
     try:
         with torch.no_grad():
             return per_token(credit(part), part, f"{name} must return credit")

@@ -239,6 +239,7 @@ def test_every_credit_function_runs_or_is_refused_by_name(sampled):
 @pytest.mark.parametrize("options, said", [
     (dict(credit="entropy_ratio", config=dict(importance_sampling_level="sequence")), "the mean of their credit"),
     (dict(credit="vineppo"), "vineppo needs continuations"), (dict(credit="dpo"), "set its beta"),
+    (dict(credit="token_type filler=0.2"), r"partial\(token_type, name=value\)"),
     (dict(credit="entropyratio"), "there is no credit function 'entropyratio'"),
     (dict(success="zzz"), "'zzz', but answer"), (dict(advantage="z"), "'z' is"), (dict(normalize="z"), "'z' is"),
     (dict(credit="reward_decomposition"), "name its function in format="),
@@ -341,6 +342,52 @@ def test_no_reward_is_recorded_and_read_as_none(sampled, monkeypatch, run_progra
     said = (folder / "r" / "rollouts.txt").read_text()
     assert "9 rollouts were left out: they have no reward" in said and "1 rollouts get no credit" in said
     assert len({*log["response"]}) == 15 and np.isfinite(log["reward"]).all()
+
+
+# ------------------------------------------------------------------------------------------- other trainers' ways
+
+
+def test_a_patched_method_s_values_are_used(sampled, monkeypatch):
+    """As faster trainers replace TRL's. Guards against an AttributeError, and values of another method."""
+    folder, batch, _ = sampled
+
+    def patched(self, model, ids, mask, C, batch_size=None, compute_entropy=False, **_):
+        p = model.base_model(ids, mask).last_hidden_state @ model.lm_head.weight.T  # no output that has a name
+        p = p[:, -C - 1 : -1].log_softmax(-1)
+        return p.gather(2, ids[:, -C:, None])[..., 0], -(p.exp() * p).sum(-1) if compute_entropy else None
+    monkeypatch.setattr(trl.GRPOTrainer, "_get_per_token_logps_and_entropies", patched)
+    trainer, _ = on_ours(folder, batch, monkeypatch, credit="entropy_ratio")
+    for name in ("logprob", "entropy"):
+        torch.testing.assert_close(getattr(trainer.batch, name)[batch.mask].double(),
+                                   getattr(batch, name)[batch.mask].double(), atol=1e-5, rtol=1e-4)
+    with pytest.raises(ValueError, match="this trainer does not tell batch.logit_grad"):
+        on_ours(folder, batch, monkeypatch, credit="optimal_baseline")
+
+
+def test_a_run_says_what_it_is_trained_with(tmp_path, capsys):
+    """At the start, in trainer_state.json, in the recording; and at a resume with another function. Columns of the
+    dataset are attributes, too."""
+    def gentle(batch, slope=1.0):
+        assert batch.puzzles[0].n == batch.puzzles[0]["n"] and not hasattr(batch.puzzles[0], "target")
+        return slope * none(batch)
+
+    config = dict(max_steps=1, save_strategy="steps", save_steps=1)
+    first = make(RolloutTrainer, tmp_path, config, credit=partial(gentle, slope=0.5))
+    first.train()
+    begun, said = first.record | {}, capsys.readouterr().out
+    saved = json.loads((tmp_path / "checkpoint-1" / "trainer_state.json").read_text())["stateful_callbacks"]
+    assert saved["CreditRecord"]["attributes"]["record"] == begun
+    assert "credit: " + json.dumps(begun) in said and "begun with another" not in said
+    assert begun["name"] == "gentle" and begun["parameters"] == {"slope": 0.5} and len(begun["source"]) == 8
+    again = make(RolloutTrainer, tmp_path, config | dict(max_steps=2), credit=gentle)
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    told = capsys.readouterr().out
+    assert again.record["run"] == begun["run"] != make(CreditTrainer, tmp_path / "o").record["run"]
+    assert 'begun with another credit: {"parameters": {"slope": 0.5}}' in told
+    rows = [json.loads(row) for row in (tmp_path / "rollouts-0.jsonl").read_text().splitlines()]
+    assert {row["run"] for row in rows} == {begun["run"]} and {row["credit"] for row in rows} == {"gentle"}
+    with pytest.raises(ValueError, match="a GRPOConfig, not a DPOConfig"):
+        CreditTrainer(str(BUNDLED), lambda **_: [], args=trl.DPOConfig(str(tmp_path), use_cpu=True, bf16=False))
 
 
 # ------------------------------------------------------------------------------------------- TRL's loss

@@ -4,21 +4,29 @@
     trainer = CreditTrainer(model, reward_funcs, args=config, train_dataset=data, credit="entropy_ratio")
 
 TRL samples, grades, compares and updates, with all that it has for that; `credit` takes the place of its advantages.
-The function gets the whole step: the responses of all processes that were sampled together. It was written for
-trl==1.16.0, and stands on four of its private methods.
+The function gets the whole step: the responses of all processes that were sampled together. It works with TRL 1.9 to
+1.16, and stands on four of its private methods.
 """
+import json
+from contextlib import contextmanager
 from functools import cached_property
 from tempfile import TemporaryDirectory
-from typing import Any, Callable
+from typing import Any, Callable, Iterator
+from uuid import uuid4
 
 import torch
+import trl
 from accelerate.utils import gather_object
+from packaging.version import Version
 from torch import Tensor
-from trl import GRPOTrainer
-from trl.trainer.utils import add_fused_lm_head
+from torch.nn import Module
+from transformers import TrainingArguments
+from transformers.trainer_callback import ExportableState, TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
+from trl.trainer import utils
 
 from bridges import own_modules
-from bridges.foreign import TASK, Asked, ForeignBatch, Layout, assign_credit, find_credit, layout
+from bridges.foreign import TASK, Asked, ForeignBatch, Layout, assign_credit, find_credit, identity, layout
 
 with own_modules():
     from grpo import ADVANTAGES
@@ -32,28 +40,63 @@ with own_modules():
 KNOWN = {"prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "advantages", "num_items_in_batch",
          "old_per_token_logps", "importance_sampling_ratio", "sampling_per_token_logps", "ref_per_token_logps",
          "tool_mask"}
+add_fused_lm_head = getattr(utils, "add_fused_lm_head", None)
 globals().update(CREDIT_FUNCTIONS)  # so that a script can import one by name: partial(token_type, filler=0.3)
-HEAD = ("log_probs", "entropy", "log_sum_sq_probs")  # what TRL's head can tell of a token; the last one if asked
+OLDEST, NEWEST = "1.9", "1.16"  # releases of TRL that it was tried with
+SQUARES = "log_sum_sq_probs"  # log sum p^2 of a token's distribution, by the head that TRL has since 1.15
 
 
-def watched(model: Callable, seen: list) -> Callable:
-    """A model that keeps in `seen` what TRL's head says of the tokens it reads."""
-    def read(**inputs: Any) -> Any:
-        outputs = model(**inputs)
-        seen.append([getattr(outputs, name) for name in HEAD])
-        return outputs
-    return read
+@contextmanager
+def squares_of(model: Module, C: int, temperature: float, ask: bool) -> Iterator[list]:
+    """Inside, a list gets log sum p^2 at each of the last C tokens that the model reads, (b, C), if it is asked for."""
+    found: list[Tensor] = []
+
+    def keep(module: Module, inputs: Any, outputs: Any) -> None:
+        if (square := getattr(outputs, SQUARES, None)) is None and getattr(outputs, "logits", None) is not None:
+            square = (2 * (outputs.logits[:, :-1].float() / temperature).log_softmax(-1)).logsumexp(-1)
+        found.extend([] if square is None else [square[:, -C:].float()])
+    hook = model.register_forward_hook(keep) if ask else None
+    yield found
+    if hook:
+        hook.remove()
 
 
-def facts_of(seen: list, C: int) -> dict[str, Tensor]:
-    """FACTS of the last C tokens, (b, C) each, but for the logit gradient where the head was not asked for it."""
-    logprob, entropy, square = (None if x[0] is None else torch.cat(x)[:, -C:].float() for x in zip(*seen))
-    found = {"logprob": logprob, "entropy": entropy.clamp(min=0)}  # rounding takes it below 0
-    if square is None:  # log sum p^2
-        return found
+def size_at_logits(logprob: Tensor, square: Tensor) -> Tensor:
+    """||onehot - p|| from log p of the token and log sum p^2, (b, C) each."""
     rest = -logprob.expm1()  # the probability of all other tokens, and the sum of its squares:
     others = (square.exp() - logprob.exp() ** 2).clamp(min=0).minimum(rest**2)
-    return found | {"logit_grad": torch.hypot(rest, others.sqrt())}
+    return torch.hypot(rest, others.sqrt())
+
+
+class Row(dict):
+    """A row of the dataset, for batch.puzzles: its columns are attributes, too, as of a puzzle of train.py."""
+
+    def __getattr__(self, name: str) -> Any:
+        """A column."""
+        if name not in self:
+            raise AttributeError(f"the dataset has no column {name}, but {', '.join(self)}")
+        return self[name]
+
+
+class CreditRecord(TrainerCallback, ExportableState):
+    """Says at the start, and in trainer_state.json, which credit a run is trained with; and at a resume, if another."""
+
+    def __init__(self, record: dict):
+        self.record = record  # what `identity` says, and the run's name
+
+    def state(self) -> dict:
+        """What is saved with a checkpoint."""
+        return {"args": {}, "attributes": {"record": self.record}}
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """A resumed run keeps its name."""
+        before = state.stateful_callbacks.get("CreditRecord", self.state())["attributes"]["record"]
+        other = {name: x for name, x in before.items() if name != "run" and x != self.record.get(name)}
+        self.record["run"] = before["run"]
+        if state.is_world_process_zero:
+            print("credit: " + json.dumps(self.record), flush=True)
+            if other:
+                print(f"the run was begun with another credit: {json.dumps(other)}", flush=True)
 
 
 class CreditTrainer(GRPOTrainer):
@@ -68,6 +111,11 @@ class CreditTrainer(GRPOTrainer):
     def __init__(self, *arguments: Any, credit: str | Callable = "none", advantage: str = "theirs",
                  success: float | str = 0.5, format: str = "", normalize: str = "response", task: Any = TASK,
                  **options: Any):
+        require(Version(OLDEST) <= Version(Version(trl.__version__).base_version) < Version(f"{NEWEST}.999"),
+                f"CreditTrainer was tried with TRL {OLDEST} to {NEWEST}, and this is {trl.__version__}")
+        for given in (*arguments, *options.values()):
+            require(not isinstance(given, TrainingArguments) or isinstance(given, GRPOConfig),
+                    f"CreditTrainer is a GRPOTrainer: its args are a GRPOConfig, not a {type(given).__name__}")
         super().__init__(*arguments, **options)
         told = {name for name, given in (("reference", self.beta), ("a reward for layout", format)) if given}
         self.credit = find_credit(credit, task, told, "TRL's trainer")
@@ -81,8 +129,10 @@ class CreditTrainer(GRPOTrainer):
             require(not isinstance(name, str) or name in self.reward_func_names,
                     f"there is no reward function {name!r}, but {', '.join(self.reward_func_names)}")
         self.advantage, self.success, self.format, self.normalize = advantage, success, format, normalize
-        self.task, self.head_is_asked = task, False
-        self.passes: list[list] | None = None  # what each of TRL's own over a batch saw; None where it is not watched
+        self.task, self.squares_are_asked = task, False
+        self.passes: list[tuple] | None = None  # what each of TRL's own over a batch found; None where it is not watched
+        self.record = identity(self.credit) | {"advantage": advantage, "normalize": normalize, "run": gather_object([uuid4().hex[:8]])[0]}
+        self.add_callback(CreditRecord(self.record))
 
     @cached_property
     def reader(self) -> Tokenizer:
@@ -102,10 +152,21 @@ class CreditTrainer(GRPOTrainer):
         return self.parts
 
     def _get_per_token_logps_and_entropies(self, model: Any, *inputs: Any, **options: Any) -> tuple:
-        if self.passes is not None and model is self.model:
-            self.passes.append([])
-            model = watched(model, self.passes[-1])
-        return super()._get_per_token_logps_and_entropies(model, *inputs, **options)
+        if self.passes is None or model is not self.model:
+            return super()._get_per_token_logps_and_entropies(model, *inputs, **options)
+        found = self.read(*inputs, **options)
+        self.passes.append(found)
+        logprob, entropy, *rest = found[0]
+        return logprob, entropy if options.get("compute_entropy") else None, *rest
+
+    def read(self, ids: Tensor, mask: Tensor, C: int, *inputs: Any, **options: Any) -> tuple[tuple, list]:
+        """What TRL finds of the last C tokens of texts: log p and entropy, (b, C) each, and more; and log sum p^2, if it
+        is asked for, (b, C) in parts."""
+        model = self.accelerator.unwrap_model(self.model)
+        with squares_of(model, C, self.temperature, self.squares_are_asked) as squares:
+            found = super()._get_per_token_logps_and_entropies(self.model, ids, mask, C, *inputs,
+                                                               **options | {"compute_entropy": True})
+        return found, squares
 
     def _generate_and_score_completions(self, inputs: list) -> dict[str, Any]:
         """TRL's batch of this process's responses, with credit (b, C) as advantages; of an evaluation TRL's own."""
@@ -115,7 +176,7 @@ class CreditTrainer(GRPOTrainer):
         output = super()._generate_and_score_completions(inputs)
         # The first pass was the policy's, if TRL made that at all. One with masked responses tells nothing of these.
         told = "old_per_token_logps" in output and not self.mask_truncated_completions
-        seen, self.passes = self.passes[0] if told else [], None
+        seen, self.passes = self.passes[0] if told else None, None
         credit = self.assign(inputs, output, seen)  # (b, C)
         # Of whole responses only `none` is let through, whose credit is TRL's own advantage, but for rounding.
         return output | ({"advantages": credit} if self.importance_sampling_level == "token" else {})
@@ -123,7 +184,7 @@ class CreditTrainer(GRPOTrainer):
     # ------------------------------------------------------------------------------- the batch and its credit
 
     @torch.no_grad()
-    def assign(self, inputs: list, output: dict, seen: list) -> Tensor:
+    def assign(self, inputs: list, output: dict, seen: tuple | None) -> Tensor:
         """The credit (b, C) of this process's responses. Each process computes that of all B: groups may span them."""
         own = layout(*self.generated[1:3], output["completion_ids"].shape[1], self.accelerator.device)
         self.batch, step = self.gathered(inputs, output, seen, own), self.state.global_step + 1
@@ -140,6 +201,11 @@ class CreditTrainer(GRPOTrainer):
             print(f"{left_out} of {len(credit)} responses get no credit, as they have no reward, or nothing to compare it "
                   "with (credit/left_out in the logs)", flush=True)
 
+    def ends(self) -> set[int]:
+        """The tokens that end a response."""
+        ends = getattr(self, "eos_token_ids", [self._tokenizer.eos_token_id])  # before 1.15 TRL knew of one
+        return {*ends, self._tokenizer.pad_token_id}
+
     def mine(self, values: Any) -> Any:
         """Those of this process, of values of all B responses."""
         b = len(self.generated[1])
@@ -150,10 +216,10 @@ class CreditTrainer(GRPOTrainer):
         wide = self.accelerator.pad_across_processes(x, dim=1) if x.dim() > 1 else x
         return self.accelerator.gather(wide)
 
-    def gathered(self, inputs: list, output: dict, seen: list, own: Layout) -> ForeignBatch:
+    def gathered(self, inputs: list, output: dict, seen: tuple | None, own: Layout) -> ForeignBatch:
         """The batch of all B responses."""
-        (prompts, ids), ends = self.generated[:2], (*self.eos_token_ids, self._tokenizer.pad_token_id)
-        rows = gather_object([(prompt, said, {name: x for name, x in row.items() if "image" not in name})
+        (prompts, ids), ends = self.generated[:2], self.ends()
+        rows = gather_object([(prompt, said, Row({name: x for name, x in row.items() if "image" not in name}))
                               for prompt, said, row in zip(prompts, own.before, inputs)])  # B
 
         def read(name: str) -> dict[str, Any]:
@@ -179,21 +245,29 @@ class CreditTrainer(GRPOTrainer):
         batch.advantage = self.everyone(output["advantages"])  # (B,)
         return batch
 
-    def facts(self, output: dict, asked: str, seen: list) -> dict[str, Tensor]:
-        """FACTS (b, C) of this process's responses: what TRL's own pass over them has seen, or one more."""
-        if asked == "logit_grad" and not self.head_is_asked:
-            model = self.accelerator.unwrap_model(self.model)
-            add_fused_lm_head(model.get_base_model() if hasattr(model, "peft_config") else model, self.temperature,
-                              self.args.cast_lm_head_to_fp32, HEAD)
-            self.head_is_asked = True
-            seen.clear()
+    def facts(self, output: dict, asked: str, seen: tuple | None) -> dict[str, Tensor]:
+        """FACTS (b, C) of this process's responses: what TRL's own pass over them has found, or one more."""
+        if asked == "logit_grad" and not self.squares_are_asked:
+            self.ask_for_squares()
         tokens = output["completion_ids"]  # (b, C)
-        if not seen:
+        if not seen or asked == "logit_grad" and not seen[1]:
             length = torch.tensor([[len(row)] for row in self.generated[1]], device=tokens.device)  # (b, 1)
             real = torch.arange(tokens.shape[1], device=tokens.device) < length  # (b, C) also of one that TRL masks
-            super()._get_per_token_logps_and_entropies(
-                watched(self.model, seen), torch.cat((output["prompt_ids"], tokens), 1),
+            seen = self.read(
+                torch.cat((output["prompt_ids"], tokens), 1),
                 torch.cat((output["prompt_mask"], real.to(output["prompt_mask"])), 1), tokens.shape[1],
                 batch_size=self.args.per_device_train_batch_size,
                 **{name: x for name, x in output.items() if name not in KNOWN})
-        return facts_of(seen, tokens.shape[1])
+        (logprob, entropy, *_), squares = seen
+        found = {"logprob": logprob.float()}
+        if entropy is not None:  # as of a patched method that finds none
+            found["entropy"] = entropy.float().clamp(min=0)  # rounding takes it below 0
+        return found | ({"logit_grad": size_at_logits(found["logprob"], torch.cat(squares))} if squares else {})
+
+    def ask_for_squares(self) -> None:
+        """From now on a pass finds log sum p^2, too: by TRL's head, or, before 1.15, by the logits."""
+        self.squares_are_asked = True
+        if add_fused_lm_head:
+            model = self.accelerator.unwrap_model(self.model)
+            add_fused_lm_head(model.get_base_model() if hasattr(model, "peft_config") else model, self.temperature,
+                              self.args.cast_lm_head_to_fp32, ("log_probs", "entropy", SQUARES))
