@@ -24,6 +24,7 @@ from torch import Tensor
 
 from bridges import own_modules
 from bridges.foreign import TASK, ForeignBatch, assign_credit, find_credit, layout
+from bridges.rows import read_rollouts
 
 with own_modules():
     from grpo import ADVANTAGES, instrument
@@ -33,14 +34,13 @@ with own_modules():
     from plumbing.compute import in_parts
     from plumbing.files import check_fields, read_json, require
     from plumbing.flags import check_range, functions_help, new_parser, parse_with
-    from plumbing.metrics import add_step_columns, number, write_credit_log
+    from plumbing.metrics import add_step_columns, write_credit_log
     from plumbing.terminal import fail, follow, one_sentence
     from qwen2_model import Cache, Qwen2
     from rollout import Policy
     from sampler import Piece, measure, read_responses, states_of
     from settings import Settings
     from start import CHOICES, load_policy
-    from tasks.data import raw_rows
 
 ROWS = 64  # states whose logits over the whole vocabulary are computed at once
 SAVE = "save the start model as checkpoint-0, without save_total_limit, which deletes it"
@@ -61,67 +61,6 @@ class Options:
     micro_batch: int = 16  # responses in one forward pass
     device: str = "cpu"  # any torch device that has float64
     dtype: str = "float32"  # of the model
-
-
-def parse_row(row: Any, end: int | None, c: Any) -> SimpleNamespace:
-    """The rollout of a row, by the names of docs/trl.md; a part of the reward that there was not is NaN. For a model of
-    config c with this end token. ValueError for what is no rollout."""
-    require(isinstance(row, dict), "it is no object")
-    given = {"step": 1, "advantage": None, "rewards": {}} | {name: x for name, x in row.items() if x is not None}
-    for name in ("prompt_ids", "completion_ids"):
-        require(name in given, f"it has no {name}, and texts don't tell which tokens were sampled: record tokens with "
-                "bridges/recorder.py, see docs/trl.md")
-        require(isinstance(given[name], list) and given[name]
-                and all(type(token) is int and 0 <= token < c.vocab_size for token in given[name]),
-                f"its {name} must be a list of tokens from 0 to {c.vocab_size - 1}, the last one of --model")
-    for name, there in (("reward", "reward" in row), ("group", "group" in given)):  # a reward may be null
-        require(there, f"it has no {name}; its fields: {', '.join(map(repr, row))}"[:200])
-    r = SimpleNamespace(**{"tool_mask": [1] * len(given["completion_ids"])} | given)
-    sampled, length = r.tool_mask, len(r.prompt_ids) + len(r.completion_ids)
-    require(isinstance(sampled, list) and len(sampled) == len(r.completion_ids) and any(sampled)
-            and {*sampled} <= {0, 1},
-            "its tool_mask must have 1 for each token that was sampled, and 0 for each other one of completion_ids")
-    require("tool_mask" in given or end not in r.completion_ids[:-1],
-            "tokens stand behind the end token of its completion_ids: padding, or another turn (write a tool_mask)")
-    require(length <= c.max_position_embeddings,
-            f"it has {length} tokens, and the model takes {c.max_position_embeddings}")
-    r.step, r.advantage = (finite(given[name], name) for name in ("step", "advantage"))
-    r.reward = finite(row.get("reward"), "reward", math.nan)
-    require(r.step % 1 == 0, f"its step must be a whole number, not {r.step:g}")
-    require(isinstance(r.rewards, dict), "its rewards must be numbers by name")
-    r.rewards = {f"rewards/{name}": finite(x, name, math.nan) for name, x in r.rewards.items()}
-    r.step, r.group = int(r.step), str(r.group)
-    return r
-
-
-def finite(value: Any, name: str, missing: float | None = None) -> float | None:
-    """A number that float32 can hold, `missing` for None; ValueError for anything else."""
-    if value is None:
-        return missing
-    require(abs(value := number(value, f"its {name}")) <= 1e38, f"its {name} must be a finite number, not {value}")
-    return value
-
-
-def read_rollouts(files: list[Path], policy: Policy) -> list:
-    """The rollouts of all files. ValueError, with the row, for what is no rollout, and for a step that comes again; and
-    where there is none, or only some have an advantage."""
-    found, tokenizer = [], policy.tokenizer
-    end = tokenizer.library.token_to_id(tokenizer.named.get("eos_token", ""))
-    for file in files:
-        latest = -math.inf
-        for place, parse in raw_rows(file):
-            try:
-                rollout = parse_row(parse(), end, policy.model.config)
-                require(rollout.step >= latest,
-                        f"step {rollout.step} comes after {latest}: two runs in one file? Or one resumed?")
-            except ValueError as error:
-                raise ValueError(f"{file}, {place}: {error}") from None
-            latest = rollout.step
-            found.append(rollout)
-    require(found, f"{files[0]} holds no rollout")
-    require(len({rollout.advantage is None for rollout in found}) == 1,
-            "some rows have an advantage and others none: write it in all of them, or in none")
-    return found
 
 
 def in_groups(rollouts: list) -> tuple[list, int, list[str]]:
@@ -207,10 +146,30 @@ def load(folder: Path, options: Options | Settings) -> Policy:
     return policy
 
 
-def checkpoints(model: str) -> dict[float, Path]:
-    """The checkpoints in a trainer's output folder by their steps, in order; of a model's folder the folder itself."""
+def checkpoints(model: str, runs: set[str]) -> tuple[dict[float, Path], list[str]]:
+    """The checkpoints in a trainer's output folder by their steps, in order, but for those that say they are of another
+    run than the recorded ones, whose names come second; of a model's folder the folder itself."""
     found = {path.name.removeprefix("checkpoint-"): path for path in Path(model).glob("checkpoint-*")}
-    return {int(n): found[n] for n in sorted(filter(str.isdigit, found), key=int)} or {-math.inf: Path(model)}
+    found, others = {int(n): found[n] for n in sorted(filter(str.isdigit, found), key=int)}, []
+    for n, path in [*found.items()]:
+        state = read_json(path / "trainer_state.json", missing={}).get("stateful_callbacks", {})
+        run = state.get("CreditRecord", {}).get("attributes", {}).get("record", {}).get("run")
+        if runs and run and run not in runs:
+            others.append(found.pop(n).name)
+    require(found or not others, f"the checkpoints of {model} are of another run than the rollouts")
+    return found or {-math.inf: Path(model)}, others
+
+
+def upside_down(rollouts: list) -> bool:
+    """Whether the higher reward has the lower advantage in every group that has both."""
+    groups, signs = {}, set()
+    for r in rollouts:
+        groups.setdefault((r.step, r.group, tuple(r.prompt_ids)), []).append(r)
+    for rows in groups.values():
+        low, high = (pick(rows, key=lambda r: r.reward) for pick in (min, max))
+        if low.reward != high.reward and low.advantage != high.advantage:
+            signs.add(high.advantage > low.advantage)
+    return signs == {False}
 
 
 def check_options(files: list[Path], options: Options) -> None:
@@ -266,14 +225,21 @@ def give_credit(rollouts: list, middle: float, folders: dict[int, Path], policy:
 def convert(files: list[Path], options: Options, hyper_parameters: dict) -> None:
     """Read the rollouts, give credit, write the run folder, and say what was done."""
     check_options(files, options)
-    saved = checkpoints(options.model)
+    first = min(checkpoints(options.model, set())[0].items())[1]
+    policy = load(first, options)
+    found, told = read_rollouts(files, policy)
+    saved, others = checkpoints(options.model, {rollout.run for rollout in found if rollout.run})
     folder = min(saved.items())[1]
-    policy = load(folder, options)
-    found = read_rollouts(files, policy)
+    policy = policy if folder == first else load(folder, options)
     if options.advantage == "theirs" and found[0].advantage is None:
         options = replace(options, advantage="grpo")
     read = sorted({rollout.step for rollout in found})[:: options.every]
     grouped, G, notes = in_groups([r for r in found if r.step in read])
+    notes += told + [f"{', '.join(others)} of {options.model} are of another run: not used"] * bool(others)
+    if options.advantage == "theirs" and upside_down(grouped):
+        notes.append("in every group the higher reward has the LOWER advantage: is the sign of one of them turned round?")
+    recorded = {r.credit for r in grouped if r.credit} - {options.mitigation}
+    notes += [f"recorded with credit {', '.join(sorted(recorded))}, read with {options.mitigation}"] * bool(recorded)
     rollouts = [rollout for rollout in grouped if rollout.step > min(saved)]
     require(rollouts, f"{options.model} has no checkpoint before step {grouped[-1].step}: {SAVE}")
     folders = {r.step: saved[max(n for n in saved if n < r.step)] for r in rollouts}

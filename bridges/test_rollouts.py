@@ -145,6 +145,67 @@ def test_ids_give_what_the_sampler_recorded(sampled, tmp_path, run_program, caps
     torch.testing.assert_close(variance, torch.stack(expected), atol=1e-4, rtol=1e-4)
 
 
+def padded(rows):
+    """The same rollouts as verl's tensors have them, with other names, null for what is not known, and its padding."""
+    P, C = (max(len(row[name]) for row in rows) for name in ("prompt_ids", "completion_ids"))
+    for i, row in enumerate(rows):
+        prompt, completion = row["prompt_ids"], row["completion_ids"]
+        yield {"prompts": [0] * (P - len(prompt)) + prompt, "responses": completion + [0] * (C - len(completion)),
+               "response_mask": [1] * len(completion) + [0] * (C - len(completion)), "uid": str(row["group"]),
+               "global_step": 7, "reward": row["reward"], "advantages": [float(i)] * C, "step": None, "surplus": i}
+
+
+def test_other_programs_names_and_padding(sampled, tmp_path):
+    """Guards against columns that are dropped in silence, padding that is read as text, and a mask of one kind alone."""
+    batch, rows = sampled
+    named = [row | {"advantage": float(i), "step": 7} for i, row in enumerate(rows)]
+    expected, metrics, _ = read(tmp_path / "a", named)
+    Dataset.from_list([*padded(rows)]).to_parquet(tmp_path / "verl.parquet")
+    as_trl = [{name: x for name, x in row.items() if name != "rewards"} | {
+        "completion_ids": row["completion_ids"] + [5, 6], "loss_mask": [1] * len(row["completion_ids"]) + [1, 0],
+        "completion_mask": [True] * len(row["completion_ids"]) + [False, True]} for row in named]
+    ended = [row | {"completion_ids": row["completion_ids"] + [0, 0] * (row["completion_ids"][-1] == 1)} for row in named]
+    for name, theirs in (("verl", tmp_path / "verl.parquet"), ("trl", as_trl), ("ended", ended)):
+        found, columns, said = read(tmp_path / name, theirs)
+        for column in expected[0]:
+            np.testing.assert_array_equal(found[0][column], expected[0][column], err_msg=f"{name} {column}")
+        for column in ("truncated", "entropy", "their_step", "success"):
+            assert columns[column][1] == metrics[column][1], (name, column)
+        assert "padding, or a reply at the end, was taken off" in said and "so it may have written them" in said
+    assert "not read: the column surplus (12 rows)" in read(tmp_path / "b", tmp_path / "verl.parquet")[2]
+
+
+def test_what_is_odd_in_rows_is_told(sampled, tmp_path):
+    """A null group is no name; a part of the reward that the first row lacks; no sampled token; a sign turned round;
+    advantages by token; and another credit than the recorded one."""
+    rows = [row | {"advantage": row["reward"], "credit": "ktae"} for row in sampled[1]]
+    rows[5] = rows[5] | {"rewards": {"late": 2.0}, "advantage": [rows[5]["reward"]] * len(rows[5]["completion_ids"])}
+    empty = rows[0] | {"completion_ids": [], "group": "empty"}
+    _, metrics, said = read(tmp_path / "a", [*rows, empty])
+    assert metrics["rewards/late"][1] == 2 and "left out: no token of theirs was sampled (1 rows)" in said
+    assert "the higher reward has the LOWER advantage" not in said
+    assert "recorded with credit ktae, read with none" in said
+    turned = [row | {"advantage": -row["reward"]} for row in rows]
+    assert "the higher reward has the LOWER advantage" in read(tmp_path / "b", turned)[2]
+    by_token = [row | {"advantage": [*map(float, range(len(row["completion_ids"])))]} for row in rows]
+    said = read(tmp_path / "c", by_token)[2]
+    assert "advantages that differ between the tokens" in said and "advantage: ours, grpo" in said
+    lost = [row | {"group": float("nan") if i == 3 else 1.0} for i, row in enumerate(rows)]
+    with pytest.raises(SystemExit):
+        read(tmp_path / "d", lost)
+
+
+def test_a_checkpoint_of_another_run_is_not_read(sampled, tmp_path):
+    """One that stands in the same folder from before says so; one that says nothing is read."""
+    rows = [row | {"run": "new", "step": step} for step in (1, 4) for row in sampled[1]]
+    for n, run in ((0, None), (2, "old"), (3, "new")):
+        shutil.copytree(BUNDLED, folder := tmp_path / "out" / f"checkpoint-{n}")
+        state = {"stateful_callbacks": {"CreditRecord": {"attributes": {"record": {"run": run}}}}} if run else {}
+        (folder / "trainer_state.json").write_text(json.dumps(state))
+    said = read(tmp_path / "r", rows, model=tmp_path / "out")[2]
+    assert "1 by checkpoint-0, 4 by checkpoint-3" in said and "checkpoint-2 of" in said
+
+
 def test_groups_of_another_size_are_compared_within_themselves_aloud(sampled, tmp_path):
     """A group is of one step, name and prompt; one by itself gets nothing. And only every second step is read."""
     rows = sampled[1][:11] + [sampled[1][11] | {"group": "alone"}]
@@ -226,7 +287,8 @@ def test_log_p_tells_who_wrote(sharper, tokens, said):
     ("--mitigation ppo", "needs critic"), ("--device foo", "--device foo"),
     ("--mitigation vineppo", "needs continuations"), ("--every 0", "--every"),
     ({"rewards": {"a": "x"}}, "its a must be a number"), ("", "name the files"),
-    ({"tool_mask": [0]}, "its tool_mask must have 1 for each"), ({"tool_mask": [1, 1]}, "its tool_mask must have")],
+    ({"tool_mask": [0]}, "holds no rollout"), ({"prompt_ids": [9] * 3, "reward": float("nan")}, "no rollout has a reward"),
+    ({"advantage": [1.0, 2.0]}, "one for each of completion_ids"), ({"tool_mask": [1, 1]}, "its tool_mask must have")],
     ids=lambda x: str(x)[:40])
 def test_what_cannot_work_is_one_sentence(wrong, said, sampled, tmp_path, refusal):
     """wrong: what is other in a row, None for a field that it lacks; or a file's text; or words of the command."""
