@@ -8,9 +8,11 @@ has C columns: what the environment said stands there between the sampled tokens
 """
 import inspect
 import zlib
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any, Callable, NamedTuple, Sequence
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -26,6 +28,7 @@ with own_modules():
     from plumbing.checks import per_token, required
     from plumbing.files import require
     from plumbing.task_file import check_roles
+    from plumbing.tokenizer import Tokenizer
     from rollout import TokenBatch, by_group, seed_of
     from sampler import Replies
     from tasks.math_task import calculations
@@ -48,6 +51,13 @@ def no_grader(*_: Any) -> dict:
 # What a task is to responses from elsewhere: what a text says by itself, but nothing that must be known of a puzzle.
 TASK = SimpleNamespace(roles=roles, sentence_starts=sentence_starts, calculations=calculations, grade=no_grader,
                        show=lambda puzzle: "")
+
+
+def read_tokenizer(theirs: Any) -> Tokenizer:
+    """A tokenizer of transformers, as texts are read here."""
+    with TemporaryDirectory() as folder:
+        theirs.save_pretrained(folder)
+        return Tokenizer(folder)
 
 
 def method_of(credit: Callable) -> Callable:
@@ -170,7 +180,8 @@ class ForeignBatch(TokenBatch):
         """The fields TEXTS."""
         own = [row[mask].tolist() for row, mask in zip(self.tokens, self.mask)]  # B
         text, spans, _ = zip(*[decode(self, row, said) for row, said in zip(own, self.before)])  # B each
-        found = [check_roles(self.task.roles(*it), len(row)) for *it, row in zip(text, spans, own)]
+        nothing = np.zeros(0, int), np.zeros(0, bool)  # of a row that fills a batch
+        found = [check_roles(self.task.roles(*it), len(row)) if row else nothing for *it, row in zip(text, spans, own)]
         role, in_answer = (pad_sequence([torch.from_numpy(x) for x in rows], batch_first=True).to(self.mask.device)
                            for rows in zip(*found))  # (B, T) each
         return {"text": text, "spans": tuple(map(tuple, spans)), "role": role.to(torch.int8), "in_answer": in_answer}

@@ -14,6 +14,7 @@ import torch
 if not importlib.util.find_spec("verl"):
     pytest.skip("verl is not installed", allow_module_level=True)
 import ray
+from transformers import PreTrainedTokenizerFast
 import transfer_queue
 from hydra import compose, initialize_config_module
 from transfer_queue import KVBatchMeta
@@ -23,6 +24,7 @@ import bridges.verl
 from grpo import compare
 from methods.registry import CREDIT_FUNCTIONS
 from plumbing.launch import BUNDLED
+from plumbing.tokenizer import Tokenizer
 from rollout import rollout
 from settings import Settings
 from start import load_policy
@@ -63,6 +65,7 @@ def advantages(batch, queue, *overrides):
     config = composed(*overrides)
     trainer = object.__new__(trainer_base.get_trainer_cls("sync"))
     trainer.config, trainer.use_reference_policy, trainer.global_steps = config, False, 1
+    trainer.credit_reader = Tokenizer(BUNDLED)
     rows, order = {}, torch.randperm(Q * G, generator=torch.Generator().manual_seed(0)).tolist()
     for i in order:
         n, own = int(batch.mask[i].sum()), batch.mask[i]
@@ -70,11 +73,11 @@ def advantages(batch, queue, *overrides):
         scores[-1] = batch.reward[i]
         rows[f"puzzle{batch.group[i]}_{i}_0"] = dict(
             uid=f"puzzle{batch.group[i]}", prompts=torch.tensor(batch.prompts[batch.group[i]]), rm_scores=scores,
-            responses=batch.tokens[i][own], response_mask=own[own].long(), old_log_probs=batch.logprob[i][own],
+            responses=batch.tokens[i][own], response_mask=own[own].long(), loss_mask=own[own].long(), old_log_probs=batch.logprob[i][own],
             rollout_log_probs=batch.logprob[i][own], entropy=batch.entropy[i][own])
     for k in range(2):
         zero, one = torch.zeros(1), torch.ones(1, dtype=torch.long)
-        rows[f"padding_{k}_0"] = dict(uid="padding", prompts=one, responses=one, response_mask=one * 0, rm_scores=zero,
+        rows[f"padding_{k}_0"] = dict(uid="padding", prompts=one, responses=one, response_mask=one * 0, loss_mask=one * 0, rm_scores=zero,
                                       old_log_probs=zero, rollout_log_probs=zero, entropy=zero)
     for key, row in rows.items():
         queue.kv_put(key=key, partition_id="train", fields=row, tag={})
@@ -118,13 +121,50 @@ def test_what_verl_does_not_tell_is_named(batch, queue):
         advantages(batch, queue, "+credit.name=optimal_baseline")
 
 
+def hand_made(**more):
+    """Three responses of four tokens to two prompts."""
+    ones = torch.ones(4)
+    return dict(uid=["a", "a", "b"], prompts=[ones.long()] * 3, responses=[ones.long() * 5] * 3, loss_mask=[ones] * 3,
+                response_mask=[ones] * 3, rm_scores=[ones] * 3, entropy=[torch.tensor([1.0, 2, 3, 4])] * 3,
+                old_log_probs=[-ones] * 3, advantages=[ones, -ones, ones * 0]) | more
+
+
 def test_several_advantages_of_a_response_are_refused():
-    """As of GAE: the function would start from one of them. And groups of unequal size."""
-    ones = torch.ones(3)
-    data = dict(uid=["a", "a"], prompts=[ones.long()] * 2, responses=[ones.long()] * 2, response_mask=[ones] * 2,
-                rm_scores=[ones] * 2, advantages=[torch.arange(3.0), ones])
+    """As of GAE: the function would start from one of them."""
     with pytest.raises(ValueError, match="several advantages: take grpo"):
-        bridges.verl.credit_of(data, BUNDLED, 1, "none")
-    with pytest.raises(ValueError, match="unequal size"):
-        bridges.verl.credit_of(data | {"uid": ["a", "b"], **{n: data[n] + data[n][:1] for n in data if n != "uid"}} | {
-            "uid": ["a", "b", "b"]}, BUNDLED, 1, "none")
+        bridges.verl.credit_of(hand_made(advantages=[torch.arange(4.0)] * 3), Tokenizer(BUNDLED), 1, "none")
+
+
+def test_a_rejected_token_is_no_tools_reply():
+    """By hand: no turn begins behind it, and it gets nothing; a response rejected whole ends no run. Nor does a group
+    that lacks one. A tool's reply is one still."""
+    kept = [torch.tensor([1.0, 0, 1, 1]), torch.zeros(4), torch.ones(4)]
+    found, left_out = bridges.verl.credit_of(hand_made(
+        response_mask=kept, advantages=[kept[0], kept[1], torch.zeros(4)]), Tokenizer(BUNDLED), 1, "turn_mean")
+    assert [row.tolist() for row in found] == [[1, 0, 1, 1], [0] * 4, [0] * 4] and left_out == 0
+    replied = dict(response_mask=kept, loss_mask=[kept[0], *[torch.ones(4)] * 2])
+    found, _ = bridges.verl.credit_of(hand_made(**replied), Tokenizer(BUNDLED), 1, "turn_mean")
+    assert found[0].tolist() == pytest.approx([1 / (8 / 3), 0, 3.5 / (8 / 3), 3.5 / (8 / 3)])  # H over its mean, by turns
+
+
+def test_rows_of_one_rollout_are_no_answers_to_one_prompt():
+    """An agent loop gives two rows of a rollout: the second one's prompt is another, and the first are as without it."""
+    prompts = [torch.tensor([1, 2]), torch.tensor([1, 2]), torch.tensor([3, 4, 5])]
+    data = hand_made(uid=["a"] * 3, prompts=prompts, responses=[torch.tensor([5, 6, x, 7]) for x in (8, 9, 8)])
+    found, left_out = bridges.verl.credit_of(data, Tokenizer(BUNDLED), 1, "prefix_tree")
+    two, _ = bridges.verl.credit_of({name: x[:2] for name, x in data.items()}, Tokenizer(BUNDLED), 1, "prefix_tree")
+    assert left_out == 0 and all(map(torch.equal, found[:2], two)) and two[0][0] != two[0][2]
+    alone, left_out = bridges.verl.credit_of(hand_made(uid=["a"] * 3, prompts=prompts), Tokenizer(BUNDLED), 1,
+                                             "turn_baseline")
+    assert left_out == 1 and not alone[2].any()
+
+
+def test_the_tokenizer_is_verls(tmp_path, monkeypatch):
+    """A model's name on a hub, ~ or a tokenizer elsewhere: verl has resolved them when its trainer is made."""
+    config = composed("+credit.name=none", "actor_rollout_ref.model.path=somebody/a-model")
+    monkeypatch.setattr(trainer_base.PPOTrainer, "__init__", bridges.verl.checked(
+        lambda self, config: setattr(self, "tokenizer", PreTrainedTokenizerFast.from_pretrained(BUNDLED))))
+    trainer = object.__new__(trainer_base.get_trainer_cls("sync"))
+    trainer_base.PPOTrainer.__init__(trainer, config)
+    text = "Use 3 and 4."
+    assert trainer.credit_reader.encode(text) == Tokenizer(BUNDLED).encode(text)

@@ -10,7 +10,6 @@ The function gets the whole step: the responses of all processes that were sampl
 import json
 from contextlib import contextmanager
 from functools import cached_property
-from tempfile import TemporaryDirectory
 from typing import Any, Callable, Iterator
 from uuid import uuid4
 
@@ -26,7 +25,7 @@ from trl import GRPOConfig, GRPOTrainer
 from trl.trainer import utils
 
 from bridges import own_modules
-from bridges.foreign import TASK, Asked, ForeignBatch, Layout, assign_credit, find_credit, identity, layout
+from bridges.foreign import TASK, Asked, ForeignBatch, Layout, assign_credit, find_credit, identity, layout, read_tokenizer
 
 with own_modules():
     from grpo import ADVANTAGES
@@ -137,9 +136,7 @@ class CreditTrainer(GRPOTrainer):
     @cached_property
     def reader(self) -> Tokenizer:
         """The tokenizer, as texts are read here."""
-        with TemporaryDirectory() as folder:
-            self._tokenizer.save_pretrained(folder)
-            return Tokenizer(folder)
+        return read_tokenizer(self._tokenizer)
 
     # ------------------------------------------------------------------------------- what TRL says on the way
 
