@@ -169,7 +169,7 @@ class ForeignBatch(TokenBatch):
         """A field that is looked at for the first time."""
         if name in vars(self).get("partly", {}):
             raise Abstained(self.partly[name])
-        if name not in (*FACTS, *TEXTS, "tokenizer"):
+        if name not in (*FACTS, *TEXTS, "tokenizer", "ended"):
             raise AttributeError(f"a batch from another trainer has no {name}")
         found = self.described() if name in TEXTS else self.read(name)
         require(name in found, f"this trainer does not tell batch.{name}: train with train.py")
@@ -191,7 +191,7 @@ class ForeignBatch(TokenBatch):
         at = rows.tolist()
         of = lambda x: x[rows] if isinstance(x, Tensor) else tuple(x[i] for i in at)
         known = {name: of(getattr(self, name)) for name in ("format", "ended", "advantage") if name in vars(self)}
-        read = lambda name: {name: self.tokenizer if name == "tokenizer" else of(getattr(self, name))}
+        read = lambda name: {name: (lambda x: x if name == "tokenizer" else of(x))(getattr(self, name))}
         group = self.group[rows].tolist()
         part = ForeignBatch(
             Layout(self.tokens[rows], self.mask[rows], of(self.before), None), read,
