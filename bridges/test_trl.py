@@ -365,6 +365,26 @@ def test_a_patched_method_s_values_are_used(sampled, monkeypatch):
         on_ours(folder, batch, monkeypatch, credit="optimal_baseline")
 
 
+def test_what_is_logged_of_a_credit(sampled, monkeypatch, capsys):
+    """By hand: the share of the largest tenth. The estimate of the gradient's length beside that of ours, to a third; and
+    whether it was clipped."""
+    folder, batch, policy = sampled
+    for name in ("none", "entropy_ratio", "inverse_logprob", "advantage_reweighting", "token_type"):
+        trainer, inputs = on_ours(folder, batch, monkeypatch, credit=name)
+        log, size = trainer._metrics["train"], inputs["advantages"][batch.mask].abs()
+        n = math.ceil(len(size) / 10)
+        assert log["credit/top_tenth"] == pytest.approx([(size.sort().values[-n:].sum() / size.sum()).item()], abs=1e-5)
+        assert ("credit/grad_ratio" in log) == (METHODS.get(name, "") != "")
+        if "credit/grad_ratio" in log:
+            ratio = cosine_and_norm(*(ours(batch, policy, f"--mitigation {words}")[1] for words in (name, "none")))[1]
+            assert log["credit/grad_ratio"] == pytest.approx([ratio], rel=0.35)
+            assert (f"the gradient is about {log['credit/grad_ratio'][0]:.2g} times as long" in capsys.readouterr().out) == (
+                not 0.8 < log["credit/grad_ratio"][0] < 1.25)
+    for norm, clipped in ((0.9, 0.0), ("1.5", 1.0)):
+        trainer.log({"grad_norm": norm})
+        assert trainer.state.log_history[-1]["credit/clipped"] == clipped
+
+
 def test_a_run_says_what_it_is_trained_with(tmp_path, capsys):
     """At the start, in trainer_state.json, in the recording; and at a resume with another function. Columns of the
     dataset are attributes, too."""

@@ -128,7 +128,7 @@ class CreditTrainer(GRPOTrainer):
             require(not isinstance(name, str) or name in self.reward_func_names,
                     f"there is no reward function {name!r}, but {', '.join(self.reward_func_names)}")
         self.advantage, self.success, self.format, self.normalize = advantage, success, format, normalize
-        self.task, self.squares_are_asked = task, False
+        self.task, self.squares_are_asked, self.told = task, False, set()
         self.passes: list[tuple] | None = None  # what each of TRL's own over a batch found; None where it is not watched
         self.record = identity(self.credit) | {"advantage": advantage, "normalize": normalize, "run": gather_object([uuid4().hex[:8]])[0]}
         self.add_callback(CreditRecord(self.record))
@@ -190,13 +190,37 @@ class CreditTrainer(GRPOTrainer):
         return own.spread(self.mine(credit)[:, : own.mask.shape[1]])
 
     def tell(self, credit: Tensor) -> None:
-        """Log what the credit (B, T) is, and say once that some responses have none."""
-        paid, left_out, log = credit[self.batch.mask], self.batch.left_out, self._metrics["train"]
-        for name, value in (("mean", paid.mean()), ("std", paid.std()), ("left_out", left_out)):
+        """Log what the credit (B, T) is, and say at first what follows from it."""
+        batch, log = self.batch, self._metrics["train"]
+        paid, size = credit[batch.mask], credit[batch.mask].abs()  # (n,) each
+        top = size.topk(-(-len(size) // 10)).values.sum() / size.sum().clamp(min=1e-30)
+        found = {"mean": paid.mean(), "std": paid.std(), "top_tenth": top, "left_out": batch.left_out}
+        if "logprob" in vars(batch):  # 1 - p is about the size of a token's gradient at the logits
+            unsure = -batch.logprob[batch.mask].expm1()  # (n,)
+            usual = batch.advantage[:, None].expand_as(credit)[batch.mask]  # (n,)
+            if (length := (usual * unsure).norm()) > 0:
+                found["grad_ratio"] = (paid * unsure).norm() / length
+        for name, value in found.items():
             log[f"credit/{name}"].append(float(value))
-        if left_out and not any(log["credit/left_out"][:-1]) and self.accelerator.is_main_process:
-            print(f"{left_out} of {len(credit)} responses get no credit, as they have no reward, or nothing to compare it "
-                  "with (credit/left_out in the logs)", flush=True)
+        if self.accelerator.is_main_process:
+            self.say_once("left_out", bool(batch.left_out), f"{batch.left_out} of {len(credit)} responses get no credit, as "
+                          "they have no reward, or nothing to compare it with (credit/left_out in the logs)")
+            ratio = float(found.get("grad_ratio", 1))
+            self.say_once("grad_ratio", not 0.8 < ratio < 1.25, f"the gradient is about {ratio:.2g} times as long as with a "
+                          "response's advantage on all its tokens: AdamW undoes that, at the same learning_rate, but "
+                          f"max_grad_norm clips as often as before at {ratio * self.args.max_grad_norm:.2g}")
+
+    def say_once(self, what: str, true: bool, sentence: str) -> None:
+        """Print a sentence the first time that it is true."""
+        if true and what not in self.told:
+            self.told.add(what)
+            print(sentence, flush=True)
+
+    def log(self, logs: dict[str, float], *rest: Any) -> None:
+        """TRL's, and whether the gradient was clipped."""
+        if "grad_norm" in logs:
+            logs["credit/clipped"] = float(float(logs["grad_norm"]) > self.args.max_grad_norm > 0)
+        super().log(logs, *rest)
 
     def ends(self) -> set[int]:
         """The tokens that end a response."""
