@@ -141,10 +141,10 @@ def layout(responses: Sequence[list[int]], sampled: Sequence[list] | None = None
 
 
 class Abstained(Exception):
-    """A credit function looked at what is not known of some responses."""
+    """A credit function looked at what is not known of some responses, `rows` (n,)."""
 
-    def __init__(self, known: Tensor):
-        self.known = known  # (b,) bool, of the part's responses
+    def __init__(self, rows: Tensor):
+        self.rows = rows
 
 
 class ForeignBatch(TokenBatch):
@@ -168,7 +168,7 @@ class ForeignBatch(TokenBatch):
     def __getattr__(self, name: str) -> Any:
         """A field that is looked at for the first time."""
         if name in vars(self).get("partly", {}):
-            raise Abstained(self.partly[name])
+            raise Abstained(self.partly[name])  # the rows of which it is not known
         if name not in (*FACTS, *TEXTS, "tokenizer", "ended"):
             raise AttributeError(f"a batch from another trainer has no {name}")
         found = self.described() if name in TEXTS else self.read(name)
@@ -200,7 +200,7 @@ class ForeignBatch(TokenBatch):
             task=self.task, parts=self.parts, normalize=self.normalize, **known)
         part.described = lambda: {name: of(getattr(self, name)) for name in TEXTS}
         part.ask = self.asks(part, rows) if self.asks else None
-        part.partly = {name: ~x.isnan() for name in ("success", "format")
+        part.partly = {name: rows[x.isnan()] for name in ("success", "format")
                        if (x := getattr(part, name)).isnan().any() and not getattr(self, name).isnan().all()}
         for name in part.partly:
             del vars(part)[name]
@@ -216,17 +216,23 @@ def by_size(group: Tensor, known: Tensor, least: int = 2) -> list[Tensor]:
     return [rows[size == n] for n in size.unique().tolist() if n >= least or size.max() == 1]
 
 
-def compared(batch: ForeignBatch, name: str) -> Tensor:
-    """The advantage (b,) of a part's responses, by a function of --advantage. A part of the reward is compared among
-    those that have it."""
-    if name != "gdpo":
-        return ADVANTAGES[name](by_group(batch, batch.reward), batch).flatten()
-    total = torch.zeros_like(batch.reward)  # (b,)
-    for part, weight in batch.parts.items():
-        for rows in by_size(batch.group, ~batch.grades[part].isnan()):
-            Q = len(batch.group[rows].unique())
-            total[rows] += weight * ADVANTAGES["grpo"](batch.grades[part][rows].view(Q, -1), batch).flatten()
-    return total / (total.square().mean().sqrt() + 1e-4)
+def compared(batch: ForeignBatch, name: str, parts: list[tuple[Tensor, ForeignBatch]]) -> Tensor:
+    """The advantages (B,) of a batch's parts, by a function of --advantage; 0 elsewhere. A part of the reward is compared
+    among those that have it."""
+    found, all_rows = torch.zeros_like(batch.reward), torch.cat([rows for rows, _ in parts])  # (B,), (n,)
+    if name == "step_mean":
+        found[all_rows] = ADVANTAGES[name](batch.reward[all_rows][None], batch)[0]
+    elif name == "gdpo":
+        for kind, weight in batch.parts.items():
+            known = torch.zeros_like(found).index_fill(0, all_rows, 1) * ~batch.grades[kind].isnan()  # (B,)
+            for rows in by_size(batch.group, known > 0):
+                Q = len(batch.group[rows].unique())
+                found[rows] += weight * ADVANTAGES["grpo"](batch.grades[kind][rows].view(Q, -1), batch).flatten()
+        found /= found[all_rows].square().mean().sqrt() + 1e-4
+    else:
+        for rows, part in parts:
+            found[rows] = ADVANTAGES[name](by_group(part, part.reward), part).flatten()
+    return found.float()
 
 
 def assign_credit(batch: ForeignBatch, credit: Callable, step: int, advantage: str = "theirs") -> Tensor:
@@ -234,25 +240,23 @@ def assign_credit(batch: ForeignBatch, credit: Callable, step: int, advantage: s
     responses that nothing is compared with. ValueError, with step and function, where it is no finite number."""
     own = batch.mask.any(1)  # (B,) with a token of the policy's: verl's padding has none
     known = own & ~batch.reward.isnan()  # (B,)
-    if advantage != "theirs":
-        batch.advantage = torch.zeros(len(known), device=known.device)
     # What the trainer gives a response that is compared with none, such as by the whole step, `none` must keep.
     least = 1 if advantage == "theirs" and getattr(method_of(credit), "from_advantage", False) else 2
     while True:
-        parts, found = by_size(batch.group, known, least), torch.zeros(batch.mask.shape, device=known.device)
-        batch.left_out = int(own.sum()) - sum(map(len, parts))
+        parts = [(rows, batch.part(rows)) for rows in by_size(batch.group, known, least)]
+        found, batch.log = torch.zeros(batch.mask.shape, device=known.device), {}
+        batch.left_out = int(own.sum()) - sum(len(rows) for rows, _ in parts)
         try:
-            for rows in parts:
-                part = batch.part(rows)
-                if advantage != "theirs":
-                    part.advantage = compared(part, advantage).to(batch.advantage)
-                    batch.advantage[rows] = part.advantage
+            if advantage != "theirs":
+                batch.advantage = compared(batch, advantage, parts) if parts else found[:, 0]
+            for rows, part in parts:
+                part.advantage = batch.advantage[rows]
                 found[rows] = credit_of_part(part, credit, step).to(found)
                 for name, values in part.log.items():
                     batch.log.setdefault(name, torch.zeros_like(found))[rows] = values.to(found)
             return found
-        except Abstained as partly:
-            known[rows[~partly.known]] = False
+        except Abstained as unknown:
+            known[unknown.rows] = False
 
 
 def credit_of_part(part: ForeignBatch, credit: Callable, step: int) -> Tensor:

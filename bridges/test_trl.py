@@ -310,9 +310,12 @@ def test_what_trl_gives_such_groups_stays_to_the_bit(sampled, monkeypatch, capsy
     away = parts - parts.nanmean(2, keepdim=True)
     z = (away / (away.square().nanmean(2, keepdim=True).sqrt() + 1e-4)).nan_to_num()
     total = (z[0] + 0.1 * z[1]).flatten()
-    for rows in (THREES, FOURS):
-        by_hand = total[rows] / (total[rows].square().mean().sqrt() + 1e-4)
-        torch.testing.assert_close(trainer.batch.advantage[rows].float(), by_hand, atol=1e-4, rtol=1e-3)
+    rows = THREES + FOURS
+    total = total[rows].double() / (total[rows].double().square().mean().sqrt() + 1e-4)
+    torch.testing.assert_close(trainer.batch.advantage[rows].double(), total, atol=1e-4, rtol=1e-3)
+    trainer, _ = on_ours(folder, batch, monkeypatch, unknown=NO_REWARD, advantage="step_mean")
+    reward = trainer.batch.reward[rows]
+    torch.testing.assert_close(trainer.batch.advantage[rows].double(), reward - reward.mean(), atol=1e-6, rtol=1e-5)
 
 
 def test_a_success_that_is_not_told_is_missed_by_those_who_look_at_it(sampled, monkeypatch):
