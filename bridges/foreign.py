@@ -190,7 +190,8 @@ class ForeignBatch(TokenBatch):
         """The batch of some of the responses (b,), whose groups are of one size and side by side."""
         at = rows.tolist()
         of = lambda x: x[rows] if isinstance(x, Tensor) else tuple(x[i] for i in at)
-        known = {name: of(getattr(self, name)) for name in ("format", "ended", "advantage") if name in vars(self)}
+        known = {name: of(getattr(self, name)) for name in ("format", "ended", "advantage")
+                 if vars(self).get(name) is not None}
         read = lambda name: {name: (lambda x: x if name == "tokenizer" else of(x))(getattr(self, name))}
         group = self.group[rows].tolist()
         part = ForeignBatch(
