@@ -47,7 +47,8 @@ from plumbing.terminal import one_sentence
 from tasks.arithmetic import (CalculationSpan, can_make, check_calculations, derivations,
                               expression, find_calculations, reachability)
 from tasks.data import read_rows
-from tasks.text import fingerprint, format_reward, graded_answer, with_slashes, without_latex
+from tasks.text import (SIGN, SIGNS, fingerprint, format_reward, graded_answer, with_slashes,
+                        without_latex)
 # These are functions of this task, too, as some credit functions and models/warm_start.py ask.
 from tasks.searches import KNOWN, demonstrate  # noqa: F401, I001
 from tasks.text import roles, sentence_starts  # noqa: F401
@@ -173,8 +174,6 @@ MAX_LENGTH, MAX_DEPTH = 256, 32  # of an expression: characters, nested parenthe
 OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
              ast.Div: operator.truediv, ast.UAdd: operator.pos, ast.USub: operator.neg}  # the signs
 
-SIGNS = {"\\times": "*", "\\cdot": "*", "\\div": "/",
-         "×": "*", "·": "*", "⋅": "*", "÷": "/", " x ": " * "}
 QUOTES = " $`"  # characters that a chat model puts around an expression
 PARTS = {"answer": 1.0, "format": 0.1}  # the reward: the sum of weight * part, see --reward_weights
 
@@ -207,8 +206,7 @@ def without_notation(text: str) -> str:
     Numbers, + - * / and parentheses stay. `**` around the whole is Markdown, and dropped.
     """
     text = " ".join(without_latex(text).split())
-    for written, sign in SIGNS.items():
-        text = text.replace(written, sign)
+    text = SIGN.sub(lambda sign: SIGNS.get(sign[0], sign[0]), text)
     text = with_slashes(text, form="(({})/({}))")  # \\frac{1}{2} becomes ((1)/(2))
     text = text.lstrip(QUOTES).rstrip(QUOTES + ".")
     if text.startswith("**") and text.endswith("**"):

@@ -12,7 +12,7 @@ from typing import Iterable, Iterator, NamedTuple
 
 import numpy as np
 
-from tasks.text import SENTENCE_END
+from tasks.text import INVISIBLE, SENTENCE_END, SIGN, SIGNS
 
 # ---------------------------------------------------------------------------------------------- brute force
 
@@ -98,10 +98,12 @@ def expression(numbers: tuple[int, ...], calculations: Iterable[Calculation]) ->
 # --------------------------------------------------------------------------------------- calculations in a text
 
 NUMBER = r"\d{1,1000}"  # Python refuses to convert numbers of more than 4,300 digits
-CALCULATION = re.compile(rf"(?<![\d.])(?!(?<=\d,)\d{{3}}(?!\d))({NUMBER})\s*([-+*/])\s*({NUMBER})\s*=\s*(-?{NUMBER})"
-                         r"(?!\.?\d|,\d{3}(?!\d)|/\d)", re.ASCII)  # a part of 1,200 or 2.5 or 8/3 is no number
+GAP = rf"[\s{INVISIBLE}]*"
+CALCULATION = re.compile(rf"(?<![\d.])(?!(?<=\d,)\d{{3}}(?!\d))({NUMBER}){GAP}({SIGN.pattern}){GAP}({NUMBER}){GAP}={GAP}"
+                         rf"([-\u2212]?{NUMBER})(?!\.?\d|,\d{{3}}(?!\d)|/\d)", re.ASCII)  # no part of 1,200, 2.5 or 8/3
 ATTEMPTS = 32  # unfinished attempts of a text that a calculation may belong to
-LONGER = re.compile(r"[\w)][ \t]*[-+*/]\s*\Z|[\d)]\*\*\Z|[-+)]\Z")  # stands before the tail of a longer one
+# Stands before the tail of a longer one.
+LONGER = re.compile(rf"[\w)][ \t]*(?:{SIGN.pattern})\s*\Z|[\d)]\*\*\Z|[-+\u2212)]\Z")
 
 
 class CalculationSpan(NamedTuple):
@@ -130,8 +132,9 @@ def find_calculations(text: str) -> list[CalculationSpan]:
 
 def read_calculation(text: str, span: CalculationSpan) -> Calculation:
     """The calculation that stands at a span."""
-    a, b, result = (int(text[slice(*part)]) for part in (span.a, span.b, span.result))
-    return Calculation(a, text[slice(*span.operator)], b, result)
+    a, b, result = (int(text[slice(*part)].replace("\u2212", "-")) for part in (span.a, span.b, span.result))
+    sign = text[slice(*span.operator)]
+    return Calculation(a, SIGNS.get(sign, sign), b, result)
 
 
 def check_calculations(text: str, spans: list[CalculationSpan], numbers: Iterable[int]) -> list[bool]:

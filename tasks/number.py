@@ -44,7 +44,7 @@ AFTER = re.compile(rf"""(?sx)[^{LETTER}]*(?i:(?:cub|[a-z]{{4,}})ed
     |.*\b(?:and\s+an?|(?:than|times|over)\s+[b-zB-Z])\b                            # 7 feet and an inch, 7 more than x
     |[\s{{}}()*$_~{CURRENCY}-]*(?:[A-Z]{{3}}\s+)?(?:(?i:{SCALE})\b                       # 7 Mio, 7 EUR mln
     |(?!{UNIT}|[aI]\s)(?:[A-Za-z]|(?i:[b-df-hj-np-tv-xz]){{2,}})(?![{LETTER}'’]))""")  # 7 x, 5 k, but $7 a day
-SEPARATOR = re.compile(r"(?<=[0-9])(?:\{,\}|\\,|,\\!|[\u00a0\u2009\u202f'’])(?=[0-9]{3}(?![0-9]))")  # 1{,}234
+SEPARATOR = re.compile(r"(?<=[0-9])(?:\{,\}|\\,|,\\!\s?|[\u00a0\u2009\u202f'’])(?=[0-9]{3}(?![0-9]))")  # 1{,}234
 MARKS = re.compile(r"\\(?:approx|sim(?:eq)?|therefore|because|implies|Rightarrow|checkmark|degree|pounds)"
                    r"(?![A-Za-z])"  # such as ~
                    r"|\^\{?\\circ\b\}?")  # 90°

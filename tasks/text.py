@@ -25,7 +25,17 @@ LATEX = re.compile(r"""(?x)\\(?:boxed|(?:[fmh]|frame)box|ensuremath|text|emph|em
 # The square at the end of a proof, not the gap in `7 + \square`.
 CLOSING = re.compile(r"(?:(?<=[^\W_])|(?<=[.!)}\]$`])|(?<=[\w.)}$]\*\*))\s*"
                      r"(?:\\(?:qed|qedsymbol|square|blacksquare|Box)|[∎■□◻◼])(?=[\s.$)}\]*`]*\Z)")
-FRACTION = re.compile(r"\\[cdt]?frac\s*(\{[^{}]*\}|[0-9])\s*(\{[^{}]*\}|[0-9])")  # \frac{1}{2}, \dfrac12
+FRACTION = re.compile(r"\\[cdt]?frac\s*(\{[^{}]*\}|[0-9])\s*(\{[^{}]*\}|[0-9])"  # \frac{1}{2}, \dfrac12
+                      r"|\{([^{}]*?)\\over(?![A-Za-z])([^{}]*)\}")  # {1 \over 2}
+# What is written for + - * / by graders' leave: all that read a text take the same.
+SIGNS = {"\\times": "*", "\\cdot": "*", "\\ast": "*", "\\*": "*", "×": "*", "·": "*", "⋅": "*", "∗": "*",
+         "\\div": "/", "÷": "/", "\u2212": "-", "\u2013": "-", "x": "*"}
+SIGN = re.compile(r"[-+*/×·⋅∗÷\u2212]|\u2013(?=\s*[\d(])|\\(?:times|cdot|ast|div)(?![A-Za-z])|\\\*"
+                  r"|(?<=[\d)]\s)x(?=\s[\d(])")
+# Unicode 14's format characters (category Cf), in a regular expression's brackets: nobody sees them. Left out are those
+# that enclose a number, as in Arabic.
+INVISIBLE = ("\u00ad\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u2064\u2066-\u206f\ufeff\ufff9-\ufffb"
+             "\U00013430-\U00013438\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0001\U000e0020-\U000e007f")
 SENTENCE_END = re.compile(r"[.!?](?=[\s<])|\n(?!<)")  # not the dot in 2.5, not the line break before a tag
 
 
@@ -55,7 +65,9 @@ def roles(text: str, spans: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarr
     >>> roles("8!</think>", [(0, 1), (1, 4), (4, 10), (10, 10)])  # tokens 8, !</, think>, end
     (array([1, 0, 2, 2], dtype=int8), array([False, False, False, False]))
     """
-    kinds = np.array([REASONING if c in "0123456789+-*/=()" else FILLER for c in text], np.int8)
+    kinds = np.array([REASONING if c in "0123456789=()" else FILLER for c in text], np.int8)
+    for sign in SIGN.finditer(text):
+        kinds[sign.start() : sign.end()] = REASONING
     for tag in re.finditer("|".join(TAGS), text):
         kinds[tag.start() : tag.end()] = STRUCTURE
     deciding, answer_start = anchors(text, spans), text.rfind(ANSWER)  # (L,) characters; -1 without an answer
@@ -89,10 +101,10 @@ def format_reward(response: str) -> float:
 
 
 def graded_answer(response: str) -> str:
-    """The text of the last `<answer>`; empty if there is none or it is not closed."""
+    """The text of the last `<answer>`, without what nobody sees; empty if there is none or it is not closed."""
     _, opened, rest = response.rpartition(ANSWER)
     inside, closed, _ = rest.partition(END_ANSWER)
-    return inside if opened and closed else ""
+    return re.sub(f"[{INVISIBLE}]", "", inside) if opened and closed else ""
 
 
 def without_latex(text: str) -> str:
@@ -104,7 +116,7 @@ def without_latex(text: str) -> str:
 def with_slashes(text: str, form: str) -> str:
     r"""A text whose LaTeX fractions, the innermost ones first, are written in another form, such as `{}/{} `."""
     while FRACTION.search(text):
-        text = FRACTION.sub(lambda fraction: form.format(*(part.strip("{} ") for part in fraction.groups())), text)
+        text = FRACTION.sub(lambda m: form.format(*(part.strip("{} ") for part in m.groups() if part is not None)), text)
     return text
 
 

@@ -2,12 +2,15 @@
 import doctest
 import re
 import sys
+from fractions import Fraction
+from unicodedata import category
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks import arithmetic
+import countdown_task
+from tasks import arithmetic, math_task
 from tasks import text as task_text
 from tasks.arithmetic import check_calculations, find_calculations, next_calculations, reachability, results
 from tasks.text import sentence_starts
@@ -23,7 +26,10 @@ TWO = [("5", "-", "3", "2"), ("4", "*", "2", "8")]
     ("- 5 - 3 = 2\n* 4 * 2 = 8", TWO), ("4 - 3 - 2 = 1", []), ("4 -\n3 - 2 = 1", []), ("(5 - 3) * 4 = 8", []),
     ("(8)3 - 2 = 4", []), ("4 * (5 - 3) = 8", []), ("1.5 + 2 = 3", []), ("-5 + 2 = 3", []), ("5 / 2 = 2.5", []),
     ("1,200 + 300 = 1,500", []), ("2**5 - 3 = 2", []), ("5 - \u0663 = 2", []), ("5 - 3 == 2", []),
-    ("2 / 3 * 4 = 9", [])])
+    ("2 / 3 * 4 = 9", []), ("3 \u00d7 4 = 13", [("3", "\u00d7", "4", "13")]), ("12 \u00f7 4 = 3", [("12", "\u00f7", "4", "3")]),
+    ("7 \u2212 9 = \u22122", [("7", "\u2212", "9", "\u22122")]), ("3 x 4 = 12", [("3", "x", "4", "12")]),
+    ("$3 \\times 4 = 13$", [("3", "\\times", "4", "13")]), ("3\u200b \u22c5\u2060 4 = 12", [("3", "\u22c5", "4", "12")]),
+    ("8 \u2212 3 \u2212 2 = 3", []), ("2 \u00d7 3 \u00d7 4 = 24", []), ("4 \\times 3 \\div 2 = 6", []), ("box 4 = 4", [])])
 def test_calculations_found_by_hand(text, calculations):
     assert [tuple(text[a:b] for a, b in spans) for spans in find_calculations(text)] == calculations
 
@@ -43,9 +49,44 @@ def test_calculations_found_by_hand(text, calculations):
     ("4 - 2 = 2, 2 * 3 = 6, 2 + 6 = 8", "TTT", (4, 2, 2, 3)), ("4 - 2 = 2, 2 * 3 = 6, 2 + 6 = 8", "TTF", (4, 2, 3)),
     # Which attempt it was may show only later; until then, a calculation may use what either reading offers.
     ("20 - 18 = 2, 2 + 19 = 21. 20 - 17 = 3, 20 * 3 = 60", "FFTT", (20, 20, 17)),
-    ("3 + 4 = 7. 5 + 6 = 11. 3 + 7 = 10", "TTF", (3, 4, 5, 6)), ("5 - 3 = 2. 4 + 3 = 7, 2 + 7 = 9", "TTF")]])
+    # Signs as chat models write them, also mixed.
+    ("5 \u2212 3 = 2, 4 \u00d7 2 = 8", "TT"), ("5 \u2013 3 = 2. 4 \\cdot 2 = 9", "TF"), ("12 \u00f7 4 = 3, 3 x 5 = 15", "TT", (4, 5, 12)),
+    ("3 - 5 = \u22122", "T"), ("3 + 4 = 7. 5 + 6 = 11. 3 + 7 = 10", "TTF", (3, 4, 5, 6)), ("5 - 3 = 2. 4 + 3 = 7, 2 + 7 = 9", "TTF")]])
 def test_calculations_graded_by_hand(text, right, numbers):
     assert "".join("FT"[v] for v in check_calculations(text, find_calculations(text), numbers)) == right
+
+
+def test_what_nobody_sees_is_unicodes_list():
+    """Category Cf of the standard library's data, but for the characters that enclose a number."""
+    enclosing = {*map(chr, (*range(0x600, 0x606), 0x6DD, 0x70F, 0x890, 0x891, 0x8E2, 0x110BD, 0x110CD))}
+    hidden = set(re.findall(f"[{task_text.INVISIBLE}]", "".join(map(chr, range(sys.maxunicode + 1)))))
+    assert hidden == {c for c in map(chr, range(sys.maxunicode + 1)) if category(c) == "Cf"} - enclosing
+
+
+@pytest.mark.parametrize("hidden", ["\u200b", "\u200d", "\ufeff", "\u202a", "\u00ad", "\u2066"])
+@pytest.mark.parametrize("text", ["5-3+4", "(5 - 3) + 4", "5 \u2212 3 + 4"])
+def test_what_nobody_sees_changes_no_grade(hidden, text):
+    """Before, behind and inside numbers, in both graders; and a role is that of what is seen."""
+    for i in range(len(text) + 1):
+        response = f"</think>\n<answer>{text[:i]}{hidden}{text[i:]}</answer>"
+        assert countdown_task.grade(response, countdown_task.Puzzle((3, 4, 5), 6)) == {"answer": 1, "format": 1}
+    for number in ("1234", "-7/2", "0.5"):
+        for i in range(len(number) + 1):
+            problem = math_task.Problem("?", Fraction(number))
+            assert math_task.grade(f"<answer>{number[:i]}{hidden}{number[i:]}</answer>", problem)["answer"] == 1
+
+
+def test_signs_are_reasoning_wherever_the_grader_takes_them():
+    """Guards against a sign that one reads and another one does not; and prose that has one by chance."""
+    for sign in (*task_text.SIGNS, "+", "-", "*", "/"):
+        text = f"12 {sign} 3 = 9"
+        (found,) = find_calculations(text)
+        kinds, _ = task_text.roles(text, spans_of(list(text)))
+        assert text[slice(*found.operator)] == sign and (kinds[slice(*found.operator)] == task_text.REASONING).all()
+        value = countdown_task.expression_value(countdown_task.without_notation(f"12 {sign} 3"))
+        assert value == arithmetic.calculate(12, task_text.SIGNS.get(sign, sign), 3)
+    kinds, _ = task_text.roles("an x\u2013ray, x x", spans_of(list("an x\u2013ray, x x")))
+    assert not kinds.any()
 
 
 @pytest.mark.parametrize("sign, end", [("-", ". "), ("-", ", "), ("+", ". ")])
