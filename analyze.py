@@ -226,9 +226,8 @@ def summarize(run: Path, log: dict) -> dict[str, float | dict]:
 # ----------------------------------------------------------------------------------------------------- methods compared
 
 
-def estimate(group: Group, column: str) -> Estimate:
-    """A figure of a method over its seeds, which are not paired; in a column `end - baseline` minus the baseline's."""
-    name, minus, _ = column.partition(" - baseline")
+def estimate(group: Group, name: str, minus: bool = False) -> Estimate:
+    """A figure of a method over its seeds, which are not paired; or that minus the baseline's."""
     others = [group.baseline.values(name) if group.baseline else []] if minus else []
     return t_estimate(group.values(name), *others)
 
@@ -240,17 +239,18 @@ def comparison_tables(groups: list[Group], warning: str) -> list[Table]:
     tables = [
         ("Learning", "Held-out success: mean over seeds ± half of its 95% interval (Student's t), for these puzzles. "
          "Area: the mean of its curve. Baseline: GRPO, or else RLOO, with the same settings; Welch's interval.",
-         ["start", "end", "area", *passed, *(f"{name} - baseline" for name in ("end", "area", *passed))]),
+         ["start", "end", "area", *passed], ["end", "area", *passed]),
         ("Credit", "Size: mean absolute value over the tokens of a type. Of the gradient's norm mean and standard "
-         "deviation over steps.", ["end", *SIZES, "gradient norm", "its spread", "seconds a step"]),
+         "deviation over steps.", ["end", *SIZES, "gradient norm", "its spread", "seconds a step"], []),
         ("Further columns", "The reward, and what a grade, a loss or a head added to metrics.csv: means over steps.",
-         further)]
+         further, [])]
     warning += " With one seed, nothing can be concluded." * (min(len(group.rows) for group in groups) < 2)
     bold = f"**{warning.strip()}** " * bool(warning)
-    cells = lambda group, columns: [pm(e.value, e.high - e.value) for e in (estimate(group, name) for name in columns)]
-    return [Table(title, bold + note, ["method", "seeds", *columns],
-                  [[group.label, str(len(group.rows)), *cells(group, columns)] for group in groups])
-            for title, note, columns in tables if columns]
+    cells = lambda group, names, minus: [pm(e.value, e.high - e.value) for e in (
+        estimate(group, name, minus) for name in names)]
+    return [Table(title, bold + note, ["method", "seeds", *names, *(f"{name} - baseline" for name in against)],
+                  [[group.label, str(len(group.rows)), *cells(group, names, False), *cells(group, against, True)]
+                   for group in groups]) for title, note, names, against in tables if names]
 
 
 def draw_curve(axis: Axes, group: Group, name: str, alpha: float, color: str, **look) -> None:
@@ -277,10 +277,10 @@ def draw_methods(groups: list[Group], file: Path) -> None:
     for axis in found[len(curves) + 1 :]:
         axis.remove()
     for i, group in enumerate(groups):
-        look = {"color": PALETTE[i % len(PALETTE)], "linestyle": ("-", "--", ":", "-.")[i // len(PALETTE) % 4]}
+        look = {"color": PALETTE[i % 4], "linestyle": ("-", "--", ":", "-.")[i // 4 % 4]}  # 16, each with four markers
         label = textwrap.fill(method_name(group.label), 100, max_lines=1, placeholder=" …")
         for axis, name in zip(axes, curves):
-            draw_curve(axis, group, name, 0.25 if len(groups) < 4 else 0.1, label=label, marker="os^D"[i % 4], **look)
+            draw_curve(axis, group, name, 0.25 if len(groups) < 4 else 0.1, label=label, marker="os^D"[(i + i // 16) % 4], **look)
         mean, _, high, _ = zip(*(estimate(group, name) for name in SIZES[:2]))  # (2,) each
         bars.bar(np.arange(2) + 0.8 * (i + 0.5) / len(groups) - 0.4, mean, 0.7 / len(groups), ec="black",
                  yerr=np.subtract(high, mean), **look)

@@ -46,7 +46,7 @@ import numpy as np
 from plumbing.terminal import one_sentence
 from tasks.arithmetic import (CalculationSpan, can_make, check_calculations, derivations,
                               expression, find_calculations, reachability)
-from tasks.data import read_rows
+from tasks.data import draw_distinct, read_rows
 from tasks.text import (SIGN, SIGNS, fingerprint, format_reward, graded_answer, with_slashes,
                         without_latex)
 # These are functions of this task, too, as some credit functions and models/warm_start.py ask.
@@ -123,21 +123,15 @@ def generate_puzzles(
 ) -> list[Puzzle]:
     """`size` distinct solvable puzzles of one split, numbers in random order, or a ValueError."""
     rng = np.random.default_rng([seed, size])
-    found = {}
-    misses = 0  # draws in a row without a new puzzle
-    while len(found) < size:
-        misses += 1
+
+    def draw() -> Puzzle | None:
         numbers = tuple(int(n) for n in rng.integers(low, high + 1, count))
         within_reach = targets(tuple(sorted(numbers)), max_target)
         puzzle = Puzzle(numbers, int(rng.choice(within_reach))) if within_reach else None
-        if puzzle and split(puzzle) == part and puzzle.id not in found:
-            found[puzzle.id] = puzzle
-            misses = 0
-        if misses == 20_000:
-            raise ValueError(
-                f"found only {len(found)} of {size} {part} puzzles with {count} numbers from {low} "
-                f"to {high} and targets up to {max_target}: ask for fewer")
-    return list(found.values())
+        return puzzle if puzzle and split(puzzle) == part else None
+
+    return draw_distinct(size, draw, f"{part} puzzles with {count} numbers from {low} to {high} "
+                                     f"and targets up to {max_target}")
 
 
 def read_puzzle(nums: object, target: object) -> Puzzle:

@@ -64,7 +64,11 @@ def group_runs(runs: list[Run]) -> list[Group]:
         group.rows[seed] = dict.fromkeys(measured, np.nan) | run.figures  # NaN where a run has not measured it
         group.baseline = baseline if baseline is not group else None
     first = [group.label for group in baselines.values()]
-    return sorted(groups.values(), key=lambda group: (group.label not in first, -group.values("end").mean()))
+    def place(group: Group) -> tuple:
+        """RLOO and GRPO first, then the best end; without one, such as imported rollouts', last and by name."""
+        end = group.values("end").mean()
+        return group.label not in first, np.isnan(end), -np.nan_to_num(end), group.label
+    return sorted(groups.values(), key=place)
 
 
 def comparison_warnings(runs: list[Run]) -> list[str]:

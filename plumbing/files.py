@@ -87,8 +87,9 @@ def read_tensors(file: Path, device: str | torch.device = "cpu", dtype: torch.dt
         raise ValueError(f"{file} is not a complete safetensors file ({error}); download it again, with "
                          "`git lfs pull` where it was cloned") from None
     for name, tensor in found.items():
-        require(tensor.is_floating_point(),  # unlike quantized weights, whose scales are elsewhere
-                f"{name} in {file} is {tensor.dtype}; only floating-point weights are supported")
+        require(tensor.is_floating_point() and tensor.itemsize > 1,  # others are quantized, and their scales elsewhere
+                f"{name} in {file} is {tensor.dtype}; only floating-point weights of 16 bits and more are supported: load it "
+                "with transformers, which applies the scales, and save_pretrained it in bfloat16")
     return {name: tensor.to(device, dtype) for name, tensor in found.items()}
 
 

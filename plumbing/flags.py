@@ -141,6 +141,7 @@ def new_parser(**options) -> ArgumentParser:
     """A parser that reports an error in one sentence and takes no abbreviated flags."""
     parser = ArgumentParser(allow_abbrev=False, formatter_class=RawDescriptionHelpFormatter, **options)
     parser.error = fail
+    parser._negative_number_matcher = re.compile(r"-(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$")  # -1e-4 is a value, too
     parser.register("type", str, os.path.expanduser)  # no shell expands the ~ of --out=~/runs
     parser.register("type", Path, lambda text: Path(text).expanduser())
     return parser

@@ -17,7 +17,7 @@ from torch import Tensor
 from plumbing.compute import distinct_texts
 from plumbing.files import checksum, replace_file, require
 from plumbing.terminal import clock
-from tasks.text import ROLES
+from tasks.text import ROLES, fingerprint
 
 COLUMNS = ["step", "reward", "success", "format", "length", "truncated", "entropy", "grad_norm",
            "loss", "clip_fraction", *(f"clip_{role}" for role in ROLES), "ratio_error", "ratio_spread",
@@ -31,7 +31,7 @@ CREDIT_LOG = {"step": np.int32, "response": np.uint16, "group": np.uint16, "posi
 # Where the task replies, also the turn of a token; and for each token of a reply its response and the next position.
 TURN_LOG = {"turn": np.uint16, "reply_response": np.uint16, "reply_position": np.uint16, "reply_token": np.int32}
 # Names that batch.log may not have: those above, what analyze.py makes of them, and arguments of np.savez.
-TAKEN = {*CREDIT_LOG, *TURN_LOG, "puzzle_text", "response_success", "response_id", "puzzle", "length", "relative",
+TAKEN = {*CREDIT_LOG, *TURN_LOG, "puzzle_text", "puzzle_key", "response_success", "response_id", "puzzle", "length", "relative",
          "contribution", "gradient", "file", "allow_pickle"}
 PUZZLE_LETTERS = 500  # at most so many of a puzzle's text are kept in the credit log
 
@@ -208,10 +208,11 @@ def turn_of(batch: Any) -> Tensor:
 
 
 def write_credit_log(file: Path, step: int, batch: Any, measured: dict[str, Tensor]) -> int:
-    """Write the columns of a step to an .npz file, one row per token, puzzle_text (Q,), the puzzle of each group, and
+    """Write the columns of a step to an .npz file, one row per token, puzzle_text and puzzle_key (Q,) of each group, and
     response_success (B,); returns the file's CRC-32."""
     texts = np.array([batch.task.show(puzzle)[:PUZZLE_LETTERS] for puzzle in batch.puzzles])  # (Q,)
-    each = {"puzzle_text": texts, "response_success": batch.success.cpu().numpy()}
+    keys = np.array([fingerprint(str([*prompt])) for prompt in batch.prompts], np.uint64)  # (Q,) equal for equal prompts
+    each = {"puzzle_text": texts, "puzzle_key": keys, "response_success": batch.success.cpu().numpy()}
     replace_file(file, lambda part: np.savez(part, **each, **log_columns(step, batch, measured)))
     return checksum(file)
 

@@ -173,6 +173,8 @@ def read_weights(folder: Path, device: str | torch.device, dtype: torch.dtype, t
             raise ValueError(f"{min(twice)} is in two of the files of {folder}: remove the one that is left over")
         # Without a constant that old versions of transformers saved.
         found |= {name: tensor for name, tensor in tensors.items() if not name.endswith("rotary_emb.inv_freq")}
+    if tied and "lm_head.weight" in found:  # safetensors' save_model keeps one name of a tensor that has two
+        found.setdefault("model.embed_tokens.weight", found["lm_head.weight"])
     embedding = found.get("model.embed_tokens.weight")
     output = found.pop("lm_head.weight", embedding) if tied else found.get("lm_head.weight")
     require(not tied or embedding is None or output is embedding or torch.equal(output, embedding),

@@ -42,6 +42,11 @@ SAMPLE_EVERY = 10  # steps between writing whole responses to samples.txt
 UNNAMED = {"mitigation", "model", "adapter", "data", "eval_data", "out", "seed", "steps", "device"}
 
 
+def without_nan(row: dict) -> dict:
+    """A row of metrics.csv with None where a cell is empty: NaN is no JSON."""
+    return {name: None if x != x else x for name, x in row.items()}
+
+
 def default_folder(mitigation: str, seed: int, changed: dict) -> Path:
     """runs/<mitigation>[-<flag><value> for each flag that was changed]-seed<seed>."""
     shown = changed | ({"task": Path(changed["task"]).stem} if "task" in changed else {})  # it may be a path
@@ -96,7 +101,7 @@ class Writer:
     def start(self, row: dict) -> None:
         """Write row 0 of metrics.csv: the start model."""
         append_row(self.run, row)
-        self.on_step(dict(row))
+        self.on_step(without_nan(row))
 
     def hold_signals(self) -> None:
         """From here on a signal waits until the step's row is written, for half a step can't be resumed."""
@@ -115,7 +120,7 @@ class Writer:
         if step == 1 or step % SAMPLE_EVERY == 0:
             write_samples(self.run, step, batch)
         self.save(step)
-        self.on_step(row)  # after `save`: if it fails, the run can be resumed
+        self.on_step(without_nan(row))  # after `save`: if it fails, the run can be resumed
         self.stop.whole(step)
 
     def save(self, step: int) -> None:

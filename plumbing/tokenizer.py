@@ -34,6 +34,9 @@ class Tokenizer:
             raise ValueError(f"{file} is not a tokenizer: {error}") from None
         library.no_truncation()
         library.no_padding()
+        if getattr(library.model, "dropout", None):  # of BPE: the same text would be other tokens each time
+            print(f"{file} has a dropout of {library.model.dropout:g} for training a tokenizer: it is off")
+            library.model.dropout = None
         settings = read_settings(file.parent)
         add_listed_tokens(file.parent, settings, library)
         # Beyond the highest id, which may exceed the number of tokens, a model's vocabulary may be padded.

@@ -62,7 +62,10 @@ def write_page(log: dict, tokenizer: Tokenizer, title: str, file: Path) -> None:
     known = {"texts": [tokenizer.bytes[token].decode("latin-1") for token in texts], "lengths": lengths.tolist(),
              "units": units, "measures": [*MEASURES, *own_columns(log)],
              "steps": log["step"][first[kept]].tolist(), "kinds": [kinds[i] for i in kept],
-             "names": [heading(log, row) for row in first[kept]]}
+             "names": [heading(log, row) for row in first[kept]],
+             # Which have one puzzle: by its prompt, or, of an older log, by the text that was kept of it.
+             "puzzles": np.unique(log.get("puzzle_key", log["puzzle_text"]), return_inverse=True)[1][
+                 log["puzzle"][first[kept]]].tolist()}
     parts = {"TITLE": title.replace("&", "&amp;").replace("<", "&lt;"), "PLUS": PLUS, "MINUS": MINUS,
              "KNOWN": json.dumps(known).replace("<", "\\u003c"),  # so that no text can close the script element
              "DATA": base64.b64encode(b"".join(column.tobytes() for column in (number.astype("<u4"), *columns))).decode()}

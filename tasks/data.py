@@ -3,6 +3,8 @@ import csv
 import gzip
 import io
 import json
+import sys
+import time
 import zlib
 from decimal import Decimal
 from functools import partial
@@ -10,6 +12,23 @@ from pathlib import Path
 from typing import Any, Callable, Iterable
 
 import numpy as np
+
+
+def draw_distinct(count: int, draw: Callable[[], Any], what: str) -> list:
+    """`count` puzzles with different ids, in the order in which `draw` makes them; it may also return None. ValueError
+    where 20,000 draws in a row bring no new one. Over two seconds there is a line with an ETA."""
+    found, misses, began, lines = {}, 0, time.monotonic(), 0
+    while len(found) < count:
+        puzzle, misses = draw(), misses + 1
+        if puzzle is not None and puzzle.id not in found:
+            found[puzzle.id], misses = puzzle, 0
+        if misses == 20_000:
+            raise ValueError(f"found only {len(found)} of {count} {what}: ask for fewer")
+        if (took := time.monotonic() - began) > 2 * (lines + 1):
+            lines += 1
+            left = took / max(len(found), 1) * (count - len(found))
+            print(f"making {what}: {len(found):,}/{count:,}  ETA {left:.0f} s", file=sys.stderr, flush=True)
+    return list(found.values())
 
 
 def read_text(file: Path) -> str:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tasks.data import read_text
+from tasks.data import draw_distinct, read_text
 from tasks.text import digit_roles as roles, sentence_starts, split  # noqa: F401
 
 INSTRUCTION = "Each row and column must hold 1 to 5. Answer with the whole square, row by row, and nothing else."
@@ -67,12 +67,12 @@ def load(part: str, count: int | None = None, path: str = "") -> list[Puzzle]:
     if path:
         found = dict.fromkeys(Puzzle(line.strip()) for line in read_text(Path(path)).split("\n") if line.strip())
         return [puzzle for puzzle in found if part in ("all", split(key(puzzle)))][:count]
-    rng, found = np.random.default_rng(0), {}
-    while len(found) < (2048 if count is None else count):
+    rng = np.random.default_rng(0)
+
+    def draw() -> Puzzle | None:
         square = squares()[rng.integers(len(squares()))]
-        if part in ("all", split("".join(map(str, square)))):
-            found[hide(square, rng)] = None
-    return [Puzzle(cells) for cells in found]
+        return Puzzle(hide(square, rng)) if part in ("all", split("".join(map(str, square)))) else None
+    return draw_distinct(2048 if count is None else count, draw, f"{part} squares")
 
 
 def hide(square: np.ndarray, rng: np.random.Generator) -> str:

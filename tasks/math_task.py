@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tasks.arithmetic import CalculationSpan, calculate, find_calculations, is_true, read_calculation
-from tasks.data import digits, read_rows
+from tasks.data import digits, draw_distinct, read_rows
 from tasks.number import MAX_LENGTH, number
 from tasks.text import format_reward, graded_answer, roles, sentence_starts, split  # noqa: F401
 
@@ -54,12 +54,12 @@ def load(part: str, count: int | None = None, path: str = "") -> list[Problem]:
     """
     if path:
         return [problem for problem in read_problems(path) if part in ("all", split(key(problem)))][:count]
-    rng, found = np.random.default_rng(0), {}
-    while len(found) < (4096 if count is None else count):
+    rng = np.random.default_rng(0)
+
+    def draw() -> Problem | None:
         problem = make_problem(rng)
-        if part in ("all", split(key(problem))):
-            found[problem.id] = problem
-    return list(found.values())
+        return problem if part in ("all", split(key(problem))) else None
+    return draw_distinct(4096 if count is None else count, draw, f"{part} problems")
 
 
 def key(problem: Problem) -> str:

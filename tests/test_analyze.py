@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 import analyze
 from analyze import read_log
 from grpo import instrument
+from methods.registry import CREDIT_FUNCTIONS
 from plumbing import comparison, metrics, report, run_folder, runs, tokens_page
 from plumbing.files import checksum
 from plumbing.metrics import COLUMNS, write_credit_log
@@ -517,6 +518,29 @@ def test_the_picture_of_methods_shows_means_and_intervals(tmp_path, figures, rec
     for figure in figures:
         check_texts(figure)
     assert not recwarn.list  # as matplotlib's, where a long name leaves the curves no room
+
+
+def test_methods_differ_in_their_looks_as_far_as_there_are_any(tmp_path, figures):
+    """All credit functions, and more: colour, line and marker of no two are the same."""
+    analyze.draw_methods([group(f"m{i}", {0: 0.5}) for i in range(64)], tmp_path / "a.png")
+    looks = {(line.get_color(), line.get_linestyle(), line.get_marker()) for line in figures[0].axes[0].lines}
+    assert len(looks) == 64 > len(CREDIT_FUNCTIONS)
+
+
+def test_methods_without_an_end_stand_last():
+    """Imported rollouts have none: among themselves they go by name, however the command line has them."""
+    made = [("ktae", math.nan), ("random", 0.3), ("dpo", math.nan), ("tempo", 0.5)]
+    for order in itertools.permutations(made):
+        found = comparison.group_runs([comparison.Run(name, config(name), {"end": end}) for name, end in order])
+        assert [group.label for group in found] == ["tempo", "random", "dpo", "ktae"]
+
+
+def test_a_column_may_be_named_like_a_difference(run, call):
+    """A user's column is data: it is taken apart nowhere."""
+    for folder in (run, make_run(run.parent / "other", 0.5, mitigation="ppo")):
+        header, start, *lines = (folder / "metrics.csv").read_text().splitlines()
+        (folder / "metrics.csv").write_text("\n".join([header + ",reward - baseline", start + ",", *(x + ",7" for x in lines)]))
+    assert "reward - baseline" in call(run, run.parent / "other").partition("Further columns")[2]
 
 
 def test_numbers_of_a_grade_are_in_the_tables(run, call):

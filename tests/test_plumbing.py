@@ -1,5 +1,6 @@
 """Flags, files, the run folder and progress lines, without a model; and which file may import which."""
 import ast
+import itertools
 import json
 import math
 import multiprocessing
@@ -29,6 +30,7 @@ from plumbing.terminal import Progress
 from plumbing.run_folder import Writer
 from plumbing.runs import is_finished, read_config
 from settings import Settings
+from tasks import data
 from tests.fixtures import make_batch, refused
 
 ROOT = Path(train.__file__).parent
@@ -231,7 +233,9 @@ def test_json_is_what_others_read_and_write(tmp_path):
 @pytest.mark.parametrize("read, content, said", [
     (read_json, b"{", "is not valid JSON"), (read_json, b"[1]", "does not hold a JSON object"),
     (read_tensors, safe.save({"a": torch.ones(9)})[:-1], "is not a complete safetensors file"),
-    (read_tensors, safe.save({"a": torch.ones(9, dtype=torch.int8)}), "only floating-point weights")])
+    (read_tensors, safe.save({"a": torch.ones(9, dtype=torch.int8)}), "only floating-point weights"),
+    (read_tensors, safe.save({"a": torch.ones(9).to(torch.float8_e4m3fn)}), "float8_e4m3fn; only floating-point weights"),
+    (read_tensors, safe.save({"a": torch.ones(9).to(torch.float8_e5m2)}), "float8_e5m2; .*save_pretrained it in bfloat16")])
 def test_a_broken_file_is_named(read, content, said, tmp_path):
     """Guards against quantized weights without their scales, which mean nothing."""
     (tmp_path / "x.y").write_bytes(content)
@@ -475,3 +479,30 @@ def test_held_out_success_of_a_single_puzzle_has_no_interval():
         success, text = np.array(values), "  held-out " + text
         assert heldout_text({"heldout_success": success.mean(), "heldout_stderr": standard_error(success)}) == text
     assert heldout_text({"heldout_success": 0.0, "heldout_stderr": 0.0}) == "  held-out 0.0%"  # of an older run
+
+
+def test_a_tracker_gets_no_nan():
+    """A writer of strict JSON takes each row."""
+    row = {"a": 1, "b": math.nan, "c": None, "d": np.float64("nan"), "e": 0.5}
+    assert json.loads(json.dumps(run_folder.without_nan(row), allow_nan=False)) == {
+        "a": 1, "b": None, "c": None, "d": None, "e": 0.5}
+
+
+@pytest.mark.parametrize("text", ["-1e-4", "-2E+3", "-.5e1", "-3.", "-7"])
+def test_a_negative_number_in_any_form_is_a_value(text):
+    """Guards against one that is taken for a flag."""
+    parser = flags.new_parser()
+    parser.add_argument("--lr", type=float)
+    assert parser.parse_args(["--lr", text]).lr == float(text)
+
+
+def test_drawing_says_how_far_it_is_and_when_nothing_is_left(monkeypatch, capsys):
+    """By a clock of ours, a second a draw: ten draws of which every second one is new."""
+    seconds = itertools.count()
+    monkeypatch.setattr(data.time, "monotonic", lambda: next(seconds))
+    numbers = itertools.count()
+    found = data.draw_distinct(5, lambda: SimpleNamespace(id=next(numbers) // 2), "things")
+    assert [x.id for x in found] == [0, 1, 2, 3, 4]
+    assert capsys.readouterr().err.startswith("making things: 2/5  ETA 4 s\n")
+    with pytest.raises(ValueError, match="found only 1 of 2 squares: ask for fewer"):
+        data.draw_distinct(2, lambda: SimpleNamespace(id=1), "squares")

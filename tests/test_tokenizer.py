@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from plumbing.chat import chat_tokens, compiler
 from plumbing.tokenizer import Tokenizer
+from plumbing.launch import BUNDLED
 from rollout import Policy
 
 CALM = settings(deadline=None, database=None, phases=(Phase.explicit, Phase.generate, Phase.shrink),
@@ -353,3 +354,17 @@ def test_messages_that_nobody_can_render_are_one_sentence(tmp_path, monkeypatch)
     for action in (lambda: chat_tokens(ours, [ASKED]), lambda: Tokenizer(tmp_path)):
         with pytest.raises(ValueError, match="needs Jinja: pip install jinja2$"):
             action()
+
+
+def test_a_tokenizer_does_not_draw(tmp_path, capsys):
+    """BPE's dropout, for training a tokenizer, gives a text other tokens each time: it is off, and told."""
+    file = tmp_path / "tokenizer.json"
+    content = json.loads((BUNDLED / "tokenizer.json").read_text(encoding="utf-8"))
+    file.write_text(json.dumps(content | {"model": content["model"] | {"dropout": 0.5}}), encoding="utf-8")
+    (tmp_path / "tokenizer_config.json").write_bytes((BUNDLED / "tokenizer_config.json").read_bytes())
+    text, whole = "Using the numbers, create an equation. 12 + 34 = 46", Tokenizer(BUNDLED)
+    drawn = tokenizers.Tokenizer.from_file(str(file))
+    assert len({tuple(drawn.encode(text).ids) for _ in range(20)}) > 1  # as the library reads it
+    found = Tokenizer(tmp_path)
+    assert all(found.encode(text) == whole.encode(text) for _ in range(20))
+    assert "a dropout of 0.5 for training a tokenizer: it is off" in capsys.readouterr().out

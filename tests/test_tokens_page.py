@@ -206,3 +206,13 @@ def test_a_browser_finds_responses_and_shows_two(tmp_path):
     assert [text.strip("■") for text in seen["panes"]] == ["Yes.", "No!"]
     del log["response_success"]  # as in a run of before
     assert tokens_page.kinds_of(log, np.flatnonzero(log["position"] == 0), tokenizer)[2] == ["silent group"]
+
+
+def test_a_puzzle_is_known_by_its_number(tmp_path):
+    """Guards against two puzzles whose texts are alike as far as they are kept, and one that has two orders of words."""
+    log, tokenizer, _ = make_log(["Yes.", "No!"], 3)
+    log["group"], log["puzzle_text"] = np.zeros_like(log["group"]), np.array(["x" * 500] * 3)
+    log["puzzle_key"] = np.array([7, 2**63 + 1, 7], np.uint64)
+    tokens_page.write_page(with_measures(log), tokenizer, "", tmp_path / "a.html")
+    known = json.loads(re.search(r'id="known">(.*?)</script>', (tmp_path / "a.html").read_text(encoding="utf-8"))[1])
+    assert known["puzzles"] == [0, 0, 1, 1, 0, 0]
