@@ -19,7 +19,7 @@ says so in its decorator: needs=("critic",).
 """
 from functools import partial
 from pathlib import Path
-from typing import Callable
+from typing import Any, Callable
 
 import torch
 import torch.nn.functional as F
@@ -66,16 +66,34 @@ def calculations_ahead(batch: TokenBatch) -> Tensor:
 
 
 class Critic(nn.Module):
-    """Predicts, before each token, the sum of the rewards still to come."""
+    """Predicts, before each token, the sum of the rewards still to come.
+
+    Its probe says it in units of `scale`, the largest power of two within the largest target so far: CLIP and the rate
+    fit targets near 1, and a reward of 100 would take thousands of batches.
+    """
 
     def __init__(self, hidden_size: int, target: Callable[[TokenBatch], Tensor] = whole_reward):
         super().__init__()
         self.value, self.target = Probe(hidden_size), target
+        self.register_buffer("scale", torch.ones(()))
         self.optimizer = AdamW(self.parameters(), LR, weight_decay=0.0)
 
     def read(self, hidden: Tensor, mask: Tensor) -> Tensor:
         """Values (B, T) of hidden states (B, T, D), 0 on padding."""
-        return self.value(hidden) * mask
+        return self.value(hidden) * self.scale * mask
+
+    def load_state_dict(self, state: dict, *further: Any) -> Any:
+        """That of before, in which every scale was 1, fits, too."""
+        return super().load_state_dict({"scale": torch.ones(())} | state, *further)
+
+    @torch.no_grad()
+    def fit_scale(self, target: Tensor) -> None:
+        """A larger unit for larger targets (N,); the values stay what they are."""
+        unit = 2.0 ** target.abs().max().clamp(min=1).log2().floor()
+        if unit > self.scale:
+            for weight in self.value.outer.parameters():
+                weight *= self.scale / unit
+            self.scale.copy_(unit)
 
     def learn(self, batch: TokenBatch) -> dict[str, float | None] | None:
         """Train on the target r of each token of a batch whose values were predicted before.
@@ -89,10 +107,11 @@ class Critic(nn.Module):
         """
         hidden, mask = batch.ask.hidden, batch.mask  # (B, T, D), (B, T)
         states = hidden[mask]  # (N, D)
-        old = self.read(hidden, mask)[mask].detach()  # (N,)
         target = self.target(batch)[mask]  # (N,)
+        self.fit_scale(target)
+        old, target = self.value(states).detach(), target / self.scale  # (N,) each
         error, spread = target - old, target.double().var(correction=0)  # (N,), ()
-        measured = {"critic_loss": 0.5 * (error**2).mean().item(),
+        measured = {"critic_loss": 0.5 * (error**2).mean().item() * self.scale.item() ** 2,
                     "explained_variance": (1 - error.var(correction=0) / spread).item() if spread > 0 else None}
         for _ in range(EPOCHS):
             value = self.value(states)  # (N,)

@@ -2,6 +2,7 @@
 import re
 import statistics
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -100,6 +101,32 @@ def importance_loss(head):
     """The cross entropy of success, response by response."""
     p = [pooled_by_hand(head, i)[1].sigmoid() for i in range(4)]
     return -sum(torch.log(q if right else 1 - q) for q, right in zip(p, SUCCESS)) / 4
+
+
+def test_a_critic_learns_large_rewards_as_fast_as_small_ones():
+    """64 times the reward is exactly 64 times the values: Adam sees the same. Guards against V in units of the scale, a
+    jump where a larger reward comes, and a head of before that no longer loads."""
+    def critic_after(rewards):
+        critic, generator, columns = Critic(8), torch.Generator().manual_seed(0), []
+        for reward in rewards:
+            hidden, mask = torch.randn(2, 5, 8, generator=generator), torch.ones(2, 5).bool()
+            batch = SimpleNamespace(ask=SimpleNamespace(hidden=hidden), mask=mask, logprob=torch.zeros(2, 5),
+                                    reward=torch.tensor([reward, 0.5 * reward], dtype=torch.float64))
+            columns.append(critic.learn(batch))
+        return critic, critic.read(hidden, mask), columns, hidden, mask
+    _, small, few, *_ = critic_after([1.0] * 5)
+    critic, large, many, hidden, mask = critic_after([64.0] * 5)
+    assert torch.equal(large, 64 * small) and small.any() and critic.scale == 64
+    assert [row["critic_loss"] for row in many] == pytest.approx([64**2 * row["critic_loss"] for row in few])
+    assert [row["explained_variance"] for row in many] == pytest.approx([row["explained_variance"] for row in few])
+    before = critic.read(hidden, mask)
+    critic.fit_scale(torch.tensor([-300.0, 2.0]))
+    assert critic.scale == 256
+    torch.testing.assert_close(critic.read(hidden, mask), before)
+    critic.fit_scale(torch.tensor([3.0]))
+    assert critic.scale == 256
+    critic.load_state_dict({name: x for name, x in critic.state_dict().items() if name != "scale"})
+    assert critic.scale == 1
 
 
 def test_importance_and_what_it_learns_by_hand():
