@@ -19,7 +19,7 @@ from tests.fixtures import BUNDLED
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 WRITTEN = ["<b>5 & 3</b></script>\n", "你好 é", "-->\t`${1}`" + "ab" * 60]  # two steps of them, a response each
 TITLE = "<i>run</i> & RLOO"
-MEASURES = ["gradient", "contribution", "entropy", "log p", "mine"]
+MEASURES = ["gradient", "credit", "contribution", "entropy", "log p", "mine"]
 
 
 def make_log(texts, steps):
