@@ -126,9 +126,8 @@ def report(rows: list[dict], out: Path) -> str:
         value, low, high, _ = np.array(leads[1:] or [leads[0]]).T
         axes.errorbar(value, np.arange(len(value)) + 0.2 * i, xerr=(value - low, high - value), fmt="o", label=name)
     axes.set(yticks=range(len(credits[1:] or credits)), yticklabels=credits[1:] or credits,
-             xlabel=f"points of success above {credits[0]}, 95%")
+             xlabel=f"points of success above {credits[0]}, 95%", ylim=(-0.6, len(credits[1:] or credits) - 0.2))
     axes.axvline(0, color="black", linewidth=1)
-    axes.margins(y=0.3)
     axes.legend()
     drawn[0].savefig(out / "leads.png")
     table = Table("Credit compared", "Success in percent, and differences in points, ± half of a 95% interval over seeds "
