@@ -77,7 +77,7 @@ def rows(folder):
 def credit_log(folder, step=1):
     """The columns of a step's credit log, all of one length."""
     log = dict(np.load(folder / "credit" / f"step-{step:06d}.npz"))
-    assert len(log.pop("puzzle_text")) == 1 + log["group"].max()
+    assert len(log.pop("puzzle_text")) == len(log.pop("puzzle_key")) == 1 + log["group"].max()
     assert len(log.pop("response_success")) == 1 + log["response"].max()
     return log
 

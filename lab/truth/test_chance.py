@@ -19,3 +19,11 @@ def test_the_outcomes_sign_by_hand():
     truth = {"a_star": halves.mean(1), "a_star_halves": halves, "success": np.array([1.0, 1, 0, 0]),
              "group": np.array([0, 0, 1, 1])}
     assert chance.outcome_sign(truth).value == pytest.approx((3 + 4) / 10)
+
+
+def test_the_page_is_as_written(run_program, monkeypatch):
+    """Guards against a table edited by hand, or of other rows."""
+    written = {}
+    monkeypatch.setattr(chance.Path, "write_text", lambda file, text, **_: written.update({file: text}))
+    run_program(chance)
+    assert written == {chance.HERE / "chance.md": (chance.HERE / "chance.md").read_text(encoding="utf-8")}
