@@ -10,6 +10,7 @@ credit in random order, which it has to lead. There is a look every twenty steps
 the second to the eighth: bounds.py. Stopped, it resumes, from runs/screen/.
 """
 import inspect
+import math
 import os
 import shlex
 import subprocess
@@ -50,11 +51,17 @@ class Clock(NamedTuple):
     """The time that is left."""
 
     run: float  # about how many seconds one takes
-    end: float  # when time.monotonic() says so
+    begun: float  # when time.monotonic() said so
+    end: float  # when it will say so
 
     def needs(self, runs: int, processes: int) -> str:
         """The time that so many runs take, so many at a time."""
         return clock(self.run * -(-runs // processes))
+
+    def enough(self, runs: int, processes: int) -> str:
+        """The flag with which they would end in time, if what is done need not be done again."""
+        left = time.monotonic() - self.begun + self.run * -(-runs // processes)
+        return f"--minutes {math.ceil(left / 60)} is enough, or the same again: what is done is kept"
 
     def has(self, runs: int, processes: int) -> bool:
         """Whether they would end before it does."""
@@ -172,17 +179,25 @@ def run(*words: str) -> str:
 
 
 def first_step(found: Arguments, words: list[str], folder: Path) -> tuple[dict, dict]:
-    """metrics.csv of one step on the box's first batch, and RLOO's; the credit's score, noise and bias are printed."""
+    """metrics.csv of one step on the box's first batch, and RLOO's; the credit's score is printed."""
     both = (folder / "step", words), (ROOM.folder / "RLOO-step", RLOO.split())
-    scored, noise = found.hyper_parameters | {"advantage": found.settings.advantage}, folder / "noise.md"
+    scored = found.hyper_parameters | {"advantage": found.settings.advantage}
     for step, of in both:
         if not (step / "final.json").is_file():
             run("train.py", "--mitigation", *of, "--steps=1", "--eval_problems=16", "--pass_at=0", f"--out={step}")
     print(run("-m", "lab.truth.score", "--mitigation", words[0], *(f"--{name}={x}" for name, x in scored.items())))
-    if not noise.is_file():
-        measure(["--mitigation", *words], folder)
-    print(noise.read_text(encoding="utf-8"), flush=True)
     return tuple(read_metrics(step) for step, _ in both)
+
+
+def print_noise(words: list[str], folder: Path, watch: Clock) -> None:
+    """The noise and bias of its gradient. They decide nothing, and take about as long as a run: only if there is time for
+    it and two runs."""
+    if not (folder / "noise.md").is_file():
+        if not watch.has(3, 1):
+            return print(f"the noise of its gradient would take about {watch.needs(1, 1)}: left out", flush=True)
+        print(f"the noise of its gradient, about {watch.needs(1, 1)}, decides nothing:", flush=True)
+        measure(["--mitigation", *words], folder)
+    print((folder / "noise.md").read_text(encoding="utf-8"), flush=True)
 
 
 def compare(step: dict, rloo: dict) -> str:
@@ -228,7 +243,8 @@ def on_task(task: str, words: str, control: str, share: float, seed: int, proces
     rloo, leads, done = stored(task), [], 0
     for n in (1, *range(bounds.FIRST, bounds.LAST, processes), bounds.LAST):
         if not watch.has(n - done, processes):
-            return too_early(leads, f"the next look takes about {watch.needs(n - done, processes)}")
+            return too_early(leads, f"the {'next' if done else 'first'} run ends in about {watch.needs(n - done, processes)}: "
+                             + watch.enough(n - done, processes))
         side_by_side, stop_by = 1 if n <= bounds.FIRST else processes, rloo if n == 1 else None
         own = trained(on(task, words), range(seed, seed + n), side_by_side, stop_by)
         leads, done = judge(task, own, rloo, share), n
@@ -239,7 +255,8 @@ def on_task(task: str, words: str, control: str, share: float, seed: int, proces
     if "try" not in (e.word for e in leads):
         return leads
     if not watch.has(CONTROL, processes):
-        return too_early(leads, f"its control takes about {watch.needs(CONTROL, processes)}")
+        return too_early(leads, f"its control takes about {watch.needs(CONTROL, processes)}: "
+                         + watch.enough(CONTROL, processes))
     print(f"its control is its credit in random order, {control}", flush=True)
     ahead = over(own, trained(on(task, control), range(seed, seed + CONTROL), processes))
     print(f"{task}, over its control: {points(ahead.estimate)} points", flush=True)
@@ -284,11 +301,14 @@ def report(title: str, leads: list[Lead], note: str, folder: Path) -> str:
 def screen(words: list[str], tasks: list[str], seed: int, processes: int, minutes: float) -> None:
     """All stages of one function."""
     begun, folder = time.monotonic(), ROOM.folder / "-".join(text.lstrip("-") for text in words)
-    found, tried = check(words, folder), len(list(ROOM.folder.glob("*/function.txt")))
+    found = check(words, folder)
+    seen = {row["arm"].partition(" --task")[0] for row in ROOM.rows().values()} - {control_words(found)}
+    tried = len({name for name in seen if not name.startswith("shuffled --of")} | {shlex.join(words)})  # with runs
     step, rloo = first_step(found, words, folder)
-    watch = Clock(125 * step["seconds"][1], begun + 60 * minutes)  # a hundred steps, and a quarter for evaluation
-    print(f"a run takes about {watch.needs(1, 1)}: a kill one or two of them, often; a try two to {bounds.LAST}, and "
+    watch = Clock(125 * step["seconds"][1], begun, begun + 60 * minutes)  # a hundred steps, and a quarter for evaluation
+    print(f"a run takes about {watch.needs(1, 1)}. A kill takes one or two, often less; a try two to {bounds.LAST}, and "
           f"{CONTROL} of a control\n{compare(step, rloo)}", flush=True)
+    print_noise(words, folder, watch)
     share, leads = 1 / tried / (1 + len(tasks)), []
     note = (f"Lead over runs of RLOO in success averaged over training, in points, ± half of a 95% interval without "
             f"regard to the looks; cost of a run, RLOO's = 1. Functions screened here: {tried}. If it is no better, "

@@ -91,13 +91,15 @@ def test_what_a_kill_excludes_is_said(screened, capsys):
 def test_no_run_is_started_that_ends_too_late(screened, capsys, monkeypatch, minutes, runs, word):
     """Guards against a word that is missing without a reason, and hours for 20 minutes. A run is taken for 250 seconds,
     by its first step, and takes as long."""
-    seconds = iter([0, 0, 250, 500])
-    monkeypatch.setattr(program.time, "monotonic", lambda: next(seconds))
+    monkeypatch.setattr(program.time, "monotonic", lambda: 250.0 * len(program.ROOM.rows()))
     found, rows = screened({HALF: 0.6, CONTROL: 0.4}, (1, 1), "", "--minutes", minutes)
     assert sum(row["arm"] == HALF for row in rows.values()) == runs
     assert found.get(("countdown", "equal steps"), (None,))[0] == word
-    said = "too early: its control takes about" if minutes == 9 else "too early: the next look takes about"
-    assert (said in capsys.readouterr().out) == (word != "try")
+    said = {4: "the first run ends in about 4:10: --minutes 5 is enough", 5: "the next run ends in about 4:10: --minutes 9 is",
+            9: "its control takes about 8:20: --minutes 17 is enough"}.get(minutes)
+    text = capsys.readouterr().out
+    assert f"too early: {said}" in text if said else "too early" not in text
+    assert ("would take about 4:10: left out" in text) == (minutes < 13)
 
 
 @pytest.mark.parametrize("mean, on_math, found", [(0.6, 0.4, "kill"), (0.6, 0.7, "try"), (0.4, 0.7, None)])

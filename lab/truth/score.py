@@ -122,7 +122,7 @@ def in_words(own: Score, location: Estimate, other: str) -> str:
     elif rank.low <= 0 <= rank.high:
         signs = f"no signs within a response that differ from chance ({cell(rank)})"
     else:
-        signs = f"signs within a response {'as' if rank.value > 0 else 'against'} A*'s, by rank {cell(rank)}"
+        signs = f"signs within a response that {'agree with' if rank.value > 0 else 'oppose'} A*'s, by rank {cell(rank)}"
     return f"it finds places {places} {other} ({own.location.value:.2f} beside {location.value:.2f}), and {signs}"
 
 
@@ -145,7 +145,7 @@ def table_scores(name: str, own: dict[str, Score], entropy: Estimate, published:
         "Location: the share of A* squared on the tenth with the largest abs(credit), or with the highest entropy. "
         "Solver: rank in response, with the exact verdict instead of A*. Brackets: 95% intervals over puzzles. Half "
         f"against half: A* from one half of the rollouts against the other. Published "
-        f"rows: {published.name}."),
+        f"rows: {published.parent.name}/{published.name}."),
         ["method", *COLUMNS], rows)
 
 

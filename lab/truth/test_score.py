@@ -75,8 +75,8 @@ def test_the_command_scores_and_draws_the_credit(published, run_program, tmp_pat
 @pytest.mark.parametrize("location, rank, places, signs", [
     ((0.5, 0.4, 0.6), (np.nan, np.nan, np.nan), "better than GRPO (0.50 beside 0.20)", "no signs within a response: it is"),
     ((0.1, 0.0, 0.12), (0.1, -0.1, 0.3), "worse than GRPO", "no signs within a response that differ from chance (0.10"),
-    ((0.25, 0.1, 0.4), (-0.3, -0.4, -0.2), "about as well as GRPO", "signs within a response against A*'s, by rank -0.30"),
-    ((0.25, 0.1, 0.4), (0.3, 0.2, 0.4), "about as well as GRPO", "signs within a response as A*'s, by rank 0.30")])
+    ((0.25, 0.1, 0.4), (-0.3, -0.4, -0.2), "about as well as GRPO", "signs within a response that oppose A*'s, by rank -0.30"),
+    ((0.25, 0.1, 0.4), (0.3, 0.2, 0.4), "about as well as GRPO", "signs within a response that agree with A*'s, by rank 0.30")])
 def test_a_score_in_words(location, rank, places, signs):
     """Guards against a difference that its intervals do not bear, and a sign for its opposite."""
     own = sc.Score(*[sc.Estimate(0.5)] * 6)._replace(location=sc.Estimate(*location), within_spearman=sc.Estimate(*rank))
