@@ -17,7 +17,7 @@ from itertools import groupby, takewhile
 from pathlib import Path
 from time import perf_counter
 from types import SimpleNamespace
-from typing import Any, Iterable
+from typing import Iterable
 
 import torch
 from torch import Tensor

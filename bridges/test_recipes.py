@@ -85,6 +85,7 @@ def test_what_is_lacking_is_one_sentence(options, said):
 
 
 def test_tinker():
+    """Its own Datums: each target gets the credit of the token that it is."""
     tinker = pytest.importorskip("tinker")
     data = [tinker.Datum(model_input=tinker.ModelInput.from_ints(row[:-1]), loss_fn_inputs={
         "target_tokens": row[1:], "logprobs": log_p[1:], "advantages": [0.0] * (len(row) - 1)}) for row, log_p in zip(TOKENS, LOGPROB)]

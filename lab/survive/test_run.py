@@ -38,6 +38,7 @@ def test_rates_are_tried_outwards_while_the_best_is_at_an_edge(room):
 
 
 def test_the_puzzles_that_judge_chose_no_rate(tmp_path, monkeypatch):
+    """Guards against puzzles of stage one, of training, or twice."""
     monkeypatch.setattr(program, "PUZZLES", tmp_path / "puzzles.jsonl")
     program.write_puzzles()
     rows = [json.loads(line) for line in program.PUZZLES.read_text().splitlines()]
