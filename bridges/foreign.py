@@ -210,11 +210,11 @@ class ForeignBatch(TokenBatch):
 
 def by_size(group: Tensor, known: Tensor, least: int = 2) -> list[Tensor]:
     """Rows (b,) of groups of one size, side by side, for each size from the least one on; of responses that are known
-    (B,). Where all are by themselves, nothing is left out."""
+    (B,)."""
     rows = known.nonzero()[:, 0]  # (n,)
     rows = rows[group[rows].argsort(stable=True)]
     size = group[rows].bincount(minlength=1)[group[rows]]  # (n,) that of its row's group
-    return [rows[size == n] for n in size.unique().tolist() if n >= least or size.max() == 1]
+    return [rows[size == n] for n in size.unique().tolist() if n >= least]
 
 
 def compared(batch: ForeignBatch, name: str, parts: list[tuple[Tensor, ForeignBatch]]) -> Tensor:
@@ -241,8 +241,10 @@ def assign_credit(batch: ForeignBatch, credit: Callable, step: int, advantage: s
     responses that nothing is compared with. ValueError, with step and function, where it is no finite number."""
     own = batch.mask.any(1)  # (B,) with a token of the policy's: verl's padding has none
     known = own & ~batch.reward.isnan()  # (B,)
-    # What the trainer gives a response that is compared with none, such as by the whole step, `none` must keep.
-    least = 1 if advantage == "theirs" and getattr(method_of(credit), "from_advantage", False) else 2
+    # What the trainer gives a response that is compared with none, such as by the whole step, `none` must keep. And a
+    # trainer may have no groups at all.
+    alone = getattr(method_of(credit), "from_advantage", False) or batch.group.bincount().max() == 1
+    least = 1 if advantage == "theirs" and alone else 2
     while True:
         parts = [(rows, batch.part(rows)) for rows in by_size(batch.group, known, least)]
         found, batch.log = torch.zeros(batch.mask.shape, device=known.device), {}

@@ -67,6 +67,10 @@ def test_credit_by_hand():
     assert [row[0] for row in credit([[1, 2]] * 4, [[1, 1]] * 4, None, None, [1, 0, 0, np.nan], "aaaa",
                                      advantage="rloo")] == [1, -0.5, -0.5, 0]
     assert credit([[1]] * 2, [[1]] * 2, None, None, [1, 0], "aa", advantage=[0.25, 7])[1].tolist() == [7]
+    assert credit([[1]], [[1]], None, None, [1], "a", advantage=[0.25])[0].tolist() == [0.25]
+    for reward, group in (([1, np.nan, 0, np.nan], "aabb"), ([1], "a")):  # none has another one to be compared with
+        n = len(reward)
+        assert not np.any(credit([[1]] * n, [[1]] * n, None, None, reward, group, "turn_baseline", advantage="rloo"))
     kept = np.array([[1, 2, 3, 0]] * 2), np.array([[1, 0, 0, 0]] * 2)
     assert credit(*kept, None, None, [1, 0], "aa", lengths=[3, 3], advantage="rloo").tolist() == [[1, 0, 0, 0], [-1, 0, 0, 0]]
 
