@@ -11,7 +11,8 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, Iterator
 
-ROOT = Path(__file__).parents[1]
+HERE = Path(__file__).parent
+ROOT = HERE / "book" if (HERE / "book").is_dir() else HERE.parent  # installed by pip, or in a clone
 NAMES = {path.stem for path in ROOT.iterdir() if path.suffix == ".py" or path.is_dir() and any(path.glob("*.py"))}
 hidden: dict[str, ModuleType] = {}  # the clone's modules whose names are somebody else's outside own_modules
 

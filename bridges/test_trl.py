@@ -4,6 +4,7 @@ import math
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -550,7 +551,13 @@ def worker(file):
 
 
 def test_a_script_may_have_our_names(tmp_path):
-    """A script grpo.py beside a rollout.py and a folder tasks, started elsewhere: each finds his own modules."""
+    """A script grpo.py beside a rollout.py and a folder tasks, started elsewhere, with bridges installed by pip: each
+    finds his own modules, and of ours no name but bridges is on anybody's path."""
+    others = shutil.ignore_patterns(".*", "runs", "weights", "models", "lab", "findings", "docs", "tests", "build")
+    clone = shutil.copytree(ROOT, tmp_path / "clone", ignore=others)
+    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--target",
+                    tmp_path / "site", clone], check=True)
+    assert {path.name for path in (tmp_path / "site").iterdir() if path.suffix != ".dist-info"} == {"bridges"}
     (tmp_path / "his" / "tasks").mkdir(parents=True)
     for name in ("rollout", "sampler"):
         (tmp_path / "his" / f"{name}.py").write_text("HIS = True")
@@ -572,7 +579,8 @@ CreditTrainer({str(BUNDLED)!r}, lambda completions, **_: [float(len(text)) for t
 assert rollout.HIS and sampler.HIS and tasks.mine.HIS and mitigations.reweighting is reweighting
 assert sys.modules['rollout'] is rollout
 """)
-    subprocess.run([sys.executable, script], check=True, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    installed = os.environ | {"PYTHONPATH": str(tmp_path / "site")}
+    subprocess.run([sys.executable, script], check=True, cwd=tmp_path, env=installed)
 
 
 if __name__ == "__main__":
