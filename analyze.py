@@ -17,6 +17,7 @@ from typing import Iterator
 import numpy as np
 from matplotlib.axes import Axes
 
+from extras import part4
 from grpo import contribution, gradient
 from plumbing import report
 from plumbing.comparison import Group, Run, comparison_warnings, group_runs, run_method
@@ -113,9 +114,7 @@ CREDITED = {  # a column's heading, and its cell for the tokens `at` (N,) bool o
     "contribution": lambda log, at: pm(log["contribution"][at].mean(), np.nan, 4),
     "gradient": lambda log, at: pm(log["gradient"][at].mean(), np.nan, 4),
     "log p": lambda log, at: pm(log["logprob"][at].mean(), np.nan, 4),
-    "entropy": lambda log, at: pm(log["entropy"][at].mean(), np.nan, 4),
-    "contribution: deviation": lambda log, at: pm(log["contribution"][at].std(), np.nan),
-    "range": lambda log, at: " to ".join(pm(end(log["contribution"][at]), np.nan, 1) for end in (np.min, np.max))}
+    "entropy": lambda log, at: pm(log["entropy"][at].mean(), np.nan, 4)}
 
 
 def credit_tables(log: dict, tokenizer: Tokenizer) -> list[Table]:
@@ -141,13 +140,6 @@ def credit_note(log: dict) -> str:
     note = f"{log['response_id'][-1] + 1:,} responses. abs: mean absolute value ± half of its 95% interval by puzzles."
     if np.isfinite(found := [sizes_by_type(log, measure)[2] for measure in MEASURES]).all():
         note += " Filler / reasoning: {:.2f} by contribution, {:.2f} by gradient.".format(*found)
-    early = report.early_over_late(log["advantage"] * log["logprob"], log["position"])  # without the method's weight
-    if np.isfinite(early):
-        note += f" abs(advantage · log p), early / late by position as the original counted: {early:.2f}."
-    t = np.abs(report.t_statistics(log["contribution"], log["position"]))  # (positions,)
-    if len(t):
-        note += (f" t of the mean contribution at {len(t)} positions, with {report.MIN_RESPONSES} responses or more: "
-                 f"beyond 3 at {np.mean(t > 3):.1%}, within 1.5 at {np.mean(t < 1.5):.1%}; mean abs(t) {t.mean():.2f}.")
     return note
 
 
@@ -165,11 +157,8 @@ def top_tokens(log: dict, tokenizer: Tokenizer) -> list[tuple[str, np.ndarray]]:
         tokens, which = np.unique(log["token"][log["role"] == role], return_inverse=True)
         sizes = np.bincount(which, np.abs(log["gradient"][log["role"] == role]))
         for token in tokens[np.argsort(-sizes, kind="stable")][:8].tolist():
-            letters = tokenizer.bytes[token] or tokenizer.library.id_to_token(token).encode()  # an end token has none
-            text = repr(letters.decode("utf-8", "backslashreplace"))  # it may be a part of a letter
-            fence = "`" + max(re.findall("`+", text), default="")  # of Markdown code, which no backquote in it ends
-            code = f"{fence} {text} {fence}" if len(fence) > 1 else f"`{text}`"
-            found.append((f"{name} {code}", (log["role"] == role) & (log["token"] == token)))
+            chosen = (log["role"] == role) & (log["token"] == token)
+            found.append((f"{name} {tokenizer.as_code(token)}", chosen))
     return found
 
 
@@ -202,9 +191,10 @@ def analyze_run(run: Path, log: dict) -> None:
     draw_methods([Group(label, {0: summarize(run, log)})], out / "learning.png")
     draw_credit(log, out / "credit.png")
     write_page(log, tokenizer, f"{run.name}: {method}", out / "tokens.html")
-    (out / "tables.md").write_text("\n".join([f"# {run.name}\n", *map(str, tables)]), encoding="utf-8")
+    for name, found in (("tables.md", tables), ("part4.md", part4.tables(log, metrics, tokenizer))):
+        (out / name).write_text("\n".join([f"# {run.name}\n", *map(str, found)]), encoding="utf-8")
     print(*tables[:2], tables[-1], sep="\n")  # the last: your own numbers, or else the tokens
-    print(f"wrote {out / 'tables.md'}, which has more, and beside it learning.png, credit.png and tokens.html")
+    print(f"wrote {out / 'tables.md'}, which has more, and beside it part4.md, learning.png, credit.png and tokens.html")
 
 
 def summarize(run: Path, log: dict) -> dict[str, float | dict]:
@@ -218,7 +208,7 @@ def summarize(run: Path, log: dict) -> dict[str, float | dict]:
     norm, seconds = metrics["grad_norm"][1:], metrics["seconds"][1:]  # row 0 is the start model
     return {"steps": metrics["step"][-1], "metrics": metrics, "curve": curve, "start": start, "end": end,
             "area": ratio(np.trapezoid(success, steps), steps.max(initial=0)), **passed,
-            **dict(zip(SIZES, [figure for measure in MEASURES for figure in sizes_by_type(log, measure)])),
+            **part4.summary(log), **dict(zip(SIZES, [figure for measure in MEASURES for figure in sizes_by_type(log, measure)])),
             **{f"`{name}`": np.nanmean(metrics[name]) for name in further_columns(metrics)},  # alone in backquotes
             "gradient norm": norm.mean(), "its spread": norm.std(), "seconds a step": np.median(seconds)}
 
@@ -242,6 +232,7 @@ def comparison_tables(groups: list[Group], warning: str) -> list[Table]:
          ["start", "end", "area", *passed], ["end", "area", *passed]),
         ("Credit", "Size: mean absolute value over the tokens of a type. Of the gradient's norm mean and standard "
          "deviation over steps.", ["end", *SIZES, "gradient norm", "its spread", "seconds a step"], []),
+        ("Appendix B: Summary Table", part4.APPENDIX_B, ["end", *part4.SUMMARY], []),
         ("Further columns", "The reward, and what a grade, a loss or a head added to metrics.csv: means over steps.",
          further, [])]
     warning += " With one seed, nothing can be concluded." * (min(len(group.rows) for group in groups) < 2)

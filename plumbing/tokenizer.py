@@ -98,6 +98,13 @@ class Tokenizer:
             spans.append((owner[start], owner[stop - 1] + 1) if part else (len(text), len(text)))
         return text, spans
 
+    def as_code(self, token: int) -> str:
+        """A token's text, as Python would write it, as Markdown code."""
+        letters = self.bytes[token] or self.library.id_to_token(token).encode()  # an end token has none
+        text = repr(letters.decode("utf-8", "backslashreplace"))  # it may be a part of a letter
+        fence = "`" + max(re.findall("`+", text), default="")  # which no backquote in it ends
+        return f"{fence} {text} {fence}" if len(fence) > 1 else f"`{text}`"
+
 
 def characters(data: bytes) -> tuple[str, Sequence[int]]:
     """Bytes as text, and the index of each byte's character."""

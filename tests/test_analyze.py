@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 
 import analyze
 from analyze import read_log
+from extras import part4
 from grpo import instrument
 from methods.registry import CREDIT_FUNCTIONS
 from plumbing import comparison, metrics, report, run_folder, runs, tokens_page
@@ -207,12 +208,43 @@ def test_tables_by_hand(run, tokenizer):
         both = c + [2 * x for x in c]  # of both steps: a mean is 1.5 times that of step 1
         sizes = [1.5 * statistics.fmean(map(abs, x)) for x in (c, g)]
         means = [1.5 * statistics.fmean(c), 1.5 * statistics.fmean(g), statistics.fmean(p), 1]
-        spread = [statistics.pstdev(both), round(min(both), 1), round(max(both), 1)]
-        share = round(100 * len(c) / 6, 1)
-        assert numbers == pytest.approx([2 * len(c), share, *sizes, *means, *spread], abs=6e-4), name
+        assert numbers == pytest.approx([2 * len(c), round(100 * len(c) / 6, 1), *sizes, *means], abs=6e-4), name
     assert tables[0].header == tables[1].header == [
-        "", "tokens", "share", "abs(contribution)", "abs(gradient)", "contribution", "gradient", "log p", "entropy",
-        "contribution: deviation", "range"]
+        "", "tokens", "share", "abs(contribution)", "abs(gradient)", "contribution", "gradient", "log p", "entropy"]
+
+
+def test_the_documents_tables_by_hand(run, tokenizer, monkeypatch):
+    """Every figure of part4.md, from the tokens of both steps: contributions are -1, -0.5; 1, 0.125, 2, 0, then twice
+    these. Guards against the document's figures in a run's column, tags outside filler, and t without its sign."""
+    monkeypatch.setattr(report, "early_over_late", lambda values, _: np.abs(values).sum())
+    monkeypatch.setattr(report, "t_statistics", lambda *_: np.array([-3.5, 2.5, 0.5]))
+    tables = part4.tables(read_log(run), runs.read_metrics(run), tokenizer)
+    number = lambda cell: float(cell.partition(" ± ")[0].strip("%").replace(",", "")) if cell else None
+    found = {row[0]: [*map(number, row[1:])] for table in (*tables[:3], *tables[4:6]) for row in table.rows
+             if row[0] != "Range"}
+    assert all(table.title.startswith(("Part 4: ", "Appendix A: ")) for table in tables)
+    x = [-1, -0.5, 1, 0.125, 2, 0, -2, -1, 2, 0.25, 4, 0]
+    assert found["Mean contribution"] == [0.079, pytest.approx(statistics.fmean(x), abs=6e-4)]
+    assert found["Std contribution"][1] == pytest.approx(statistics.pstdev(x), abs=6e-4)
+    assert found["Mean |contribution|"][1] == pytest.approx(13.875 / 12, abs=6e-4)
+    assert tables[0].rows[3] == ["Range", "-28.0 to 33.3", "-2.0 to 4.0"]
+    assert [found[name][1] for name in ("High t-stat (>3.0)", "Low t-stat (<1.5)", "Mean |t-stat|")] == [33, 33, 2.17]
+    assert [cells[1] for name, cells in found.items() if name.startswith(("Posi", "Nega"))] == [-1.125, 1.172, 1.172]
+    # Filler with tags: -1, -0.5, 1, 0 and twice these; reasoning 0.125, 2. Beside each, the document's figure.
+    assert found["filler"][::2] == [8, 66.7, 0.938, -0.875, -0.1875, 0.469]  # gradients .5 .25 .5 0
+    assert found["without tags"][::2] == [4, 33.3, 1.5, -1.5, 0, 0.75]
+    assert found["reasoning"][::2] == [4, 33.3, 1.594, -2.125, 1.5938, 0.516] and found["reasoning"][5] == 0.254
+    assert "0.59 by contribution" in tables[4].note
+    assert tables[3].rows[0][1:] == ["0.000", "1.581", "1.500 ± 0.980", "0.347", "-1.500", "4"]  # -1, -2; 1, 2
+    assert tables[3].rows[9][1:] == ["", "", "", "0.213", "", "0"]
+    assert found["0-20%"] == [1.5, 0.358, None, 0.346, -1.5, -0.666, None, -0.409]
+    assert found["80-100%"][::2] == [None] * 4 and found["60-80%"][0] == 0
+    assert tables[3].note.endswith("last: 9.25.") and "tenth" not in tables[3].note  # without step 2's doubled credit
+    steps = {row[0]: row[1:] for row in tables[-1].rows}
+    assert steps["100"] == ["", "0.24", "", "0.14", "", "2.38", "", "42"]
+    assert steps["2"] == ["0.50", "", "0.50", "", "0.50", "", "0", ""] and "Eval: 0.75," in tables[-1].note
+    [filler, reasoning] = tables[-2].rows  # of 8 tokens: 300 four times, 301 twice, 1 six times
+    assert [cell.count("`") for cell in filler[2:]] == [4, 4] and filler[2] != filler[3]
 
 
 def test_the_table_of_a_credit_functions_own_numbers(run, tokenizer):
@@ -233,19 +265,12 @@ def test_the_table_of_a_credit_functions_own_numbers(run, tokenizer):
         read_log(run)
 
 
-def test_errors_are_clustered_by_puzzle(run, tokenizer, monkeypatch):
-    """Guards against tokens and responses to a puzzle that count as independent: filler is (1, 1) and (2, 2); a sign
-    that hides a large t, and wrong limits."""
-    assert "early / late" not in credit_table(run, tokenizer, WHERE).note  # no position is before the quantile, 0
-    monkeypatch.setattr(report, "early_over_late", lambda values, _: np.abs(values).sum())
-    monkeypatch.setattr(report, "t_statistics", lambda *_: np.array([-3.5, 2.5, 0.5]))
+def test_errors_are_clustered_by_puzzle(run, tokenizer):
+    """Guards against tokens and responses to a puzzle that count as independent: filler is (1, 1) and (2, 2)."""
     table = credit_table(run, tokenizer, WHERE)
     assert row_of(table, "filler")["abs(contribution)"] == "1.500 ± 0.980"  # 1.96 * sqrt(2 * 2 * 1**2) / 4
     assert table.note.startswith("4 responses. ")
     assert "0.94 by contribution, 1.45 by gradient" in table.note  # filler / reasoning: 1 / 1.0625, .5 / .34375
-    assert "as the original counted: 9.25." in table.note  # with advantages, not step 2's doubled credit
-    assert "at 3 positions" in table.note
-    assert "beyond 3 at 33.3%, within 1.5 at 33.3%; mean abs(t) 2.17." in table.note
 
 
 def test_top_tokens_are_paid_within_their_type(tokenizer):
@@ -382,10 +407,10 @@ def test_labels_name_what_differs():
 
 
 def table_of(run):
-    """The rows of table.md beside a run by method: their cells by column, those of both tables."""
+    """The rows of table.md beside a run by method: their cells by column, those of all tables."""
     found = {}
     for table in (run.parent / "comparison" / "table.md").read_text().split("\n## ")[1:]:
-        header, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()
+        header, _, *rows = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in table.splitlines()
                             if line.startswith("|")]
         for row in rows:
             found.setdefault(row[0], {}).update(zip(header[1:], row[1:]))
@@ -414,7 +439,9 @@ def test_methods_are_compared_over_seeds(run, call):
     assert number(m["area"]) == 0.425  # of straight lines from 0.25 to 0.5 and 0.7, over the whole time
     half = report.t_estimate(np.array([0.5, 0.7]), np.array([0.75, 0.85])).high + 0.2
     assert m["end - baseline"] == f"-0.200 ± {half:.3f}" and none["end - baseline"] == ""
-    # what Appendix B prints: the end, the sizes on filler and on reasoning, and their ratio
+    assert [number(m[name]) for name in ("Filler \\|contrib\\|", "Reasoning \\|contrib\\|", "Ratio")] == [
+        0.938, 1.594, 0.588]  # of Appendix B, with tags: (1 + 0.5 + 1 + 0) / 4 and (0.125 + 2) / 2, times 1.5
+    # and without
     assert [number(m[name]) for name in ("end", "contribution, filler size", "contribution, reasoning size",
                                          "contribution, filler / reasoning")] == pytest.approx(
         [0.6, 1.5 * 1, 1.5 * 1.0625, 1 / 1.0625], abs=6e-4)
@@ -457,8 +484,8 @@ def test_every_table_warns_of_what_is_not_comparable(tmp_path, call, measured, a
     for warning in ("Measured steps (--steps, --eval_every): not the same in "
                     f"{run} and {others[0]}, so the results are not comparable",
                     f"my.jsonl: not the same in {run} and {others[1]}, so", "Not finished, so the end is the last"):
-        assert warning in last and text.count(warning) == 3
-    assert text.count("With one seed, nothing can be concluded") == text.count("\n## ") == 3
+        assert warning in last and text.count(warning) == 4
+    assert text.count("With one seed, nothing can be concluded") == text.count("\n## ") == 4
     assert number(table_of(run)["a"]["area"]) == pytest.approx(area, abs=6e-4)
 
 
