@@ -1,4 +1,5 @@
-"""What no measurement is needed for: the tenth of the tokens by chance, and the sign of the outcome.
+"""Three questions to the measured truths: the tenth of the tokens by chance, the sign of the outcome, and what filler
+gets of the gradient beside what it decides.
 
 Run it:  python -m lab.truth.chance        writes chance.md
 """
@@ -11,6 +12,7 @@ from lab.truth.score import read_truth
 from lab.truth.scoring import squares
 from plumbing.report import Estimate, Table
 from plumbing.terminal import one_sentence
+from tasks.text import FILLER, REASONING
 
 HERE, DRAWS = Path(__file__).parent, 50
 TRUTHS = {"countdown-tiny": HERE / "data/ground_truth.npz", "countdown-small": HERE / "data-small/ground_truth.npz",
@@ -37,6 +39,17 @@ def outcome_sign(truth: dict) -> Estimate:
     return bootstrap(share, sums(truth["group"].astype(int), size * agrees, size))
 
 
+def wasted(truth: dict, tags: bool) -> list[Estimate]:
+    """Filler's share of the tokens, of GRPO's gradient, by its size at the logits, and of A* squared; and the last
+    minus the one before, of the same resamples. tags: they count as filler, as in the original work."""
+    filler = truth["role"] != REASONING if tags else truth["role"] == FILLER
+    gradient, one = np.abs(truth["advantage"] * truth["logit_grad"]).astype(float), np.ones(len(filler))
+    columns = [x for size in (one, gradient, squares(truth)) for x in (filler * size, size)]  # 6 of (N,)
+    by_puzzle = sums(truth["group"].astype(int), *columns)  # (Q, 6)
+    shares = [bootstrap(lambda s, i=i: share(s[..., i : i + 2]), by_puzzle) for i in (0, 2, 4)]
+    return [*shares, bootstrap(lambda s: share(s[..., 4:]) - share(s[..., 2:]), by_puzzle)]
+
+
 @one_sentence()
 def main() -> None:
     """Write the tables."""
@@ -48,6 +61,12 @@ def main() -> None:
     tables.append(Table("The sign of the outcome", (
         "The share of A* squared where A* has the sign of the outcome. 95% intervals over puzzles."),
         ["truth", "share"], [[name, cell(outcome_sign(truths[name]))] for name in list(TRUTHS)[:2]]))
+    tables.append(Table("What filler gets, and what it decides", (
+        "Filler's share of the tokens, of GRPO's gradient (mean size at the logits), and of A* squared, by products of "
+        "halves of the rollouts. 95% intervals over puzzles, of the same resamples."),
+        ["truth", "filler", "tokens", "gradient", "A* squared", "A* squared - gradient"],
+        [[name, "with tags" if tags else "without", *map(cell, wasted(truth, tags))]
+         for name, truth in truths.items() for tags in (False, True)]))
     (HERE / "chance.md").write_text("\n".join(map(str, tables)), encoding="utf-8")
     print(*tables, sep="\n")
 

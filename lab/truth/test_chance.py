@@ -21,6 +21,15 @@ def test_the_outcomes_sign_by_hand():
     assert chance.outcome_sign(truth).value == pytest.approx((3 + 4) / 10)
 
 
+def test_what_filler_gets_by_hand():
+    """Guards against tags that count where they don't, log p for the gradient, and credit without its size."""
+    halves = np.array([[1.0, 1.0], [2.0, 1.0], [1.0, 1.0], [1.0, 4.0]])  # squares 1, 2, 1, 4
+    truth = {"a_star_halves": halves, "group": np.array([0, 0, 1, 1]), "role": np.array([0, 1, 2, 1]),
+             "advantage": np.array([1.0, 1, -2, -2]), "logit_grad": np.array([0.5, 0.5, 0.25, 0.25])}
+    assert [e.value for e in chance.wasted(truth, False)] == pytest.approx([1 / 4, 1 / 4, 1 / 8, -1 / 8])
+    assert [e.value for e in chance.wasted(truth, True)] == pytest.approx([2 / 4, 2 / 4, 2 / 8, -2 / 8])
+
+
 def test_the_page_is_as_written(run_program, monkeypatch):
     """Guards against a table edited by hand, or of other rows."""
     written = {}
