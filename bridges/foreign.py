@@ -10,7 +10,7 @@ import inspect
 import zlib
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
-from typing import Any, Callable, NamedTuple, Sequence
+from typing import Any, Callable, Iterable, NamedTuple, Sequence
 
 import numpy as np
 import torch
@@ -78,14 +78,20 @@ def identity(credit: Callable) -> dict[str, Any]:
     except (OSError, TypeError):  # of an interpreter's prompt, or no function
         source = ""
     given = {**getattr(method, "parameters", {}), **getattr(credit, "keywords", {})}
+    given = {name: x.item() if isinstance(x, np.generic) else x for name, x in given.items()}
     return {"name": name_of(credit), "parameters": {name: x for name, x in given.items()
                                                     if isinstance(x, bool | int | float | str)},
             "source": f"{zlib.crc32(source.encode()):08x}" if source else "unknown"}
 
 
-def find_credit(credit: str | Callable, task: Any, told: set[str], trainer: str) -> Callable:
+def label(known: dict[str, Any]) -> str:
+    """A function with its parameters in a few words, from its identity."""
+    return " ".join([known["name"], *(f"{name}={x}" for name, x in known["parameters"].items())])
+
+
+def find_credit(credit: str | Callable, task: Any, told: set[str], trainer: str, taken: Iterable[str] = ()) -> Callable:
     """The credit function of this name, or the given one; ValueError where it needs what the trainer can't tell.
-    told: "reference", where the trainer has a reference model."""
+    told: "reference", where the trainer has a reference model. taken: names that mean something else there."""
     found = CREDIT_FUNCTIONS.get(credit) if isinstance(credit, str) else credit
     first = str(credit).split()[:1]
     require(callable(found), f"give hyper-parameters as partial({first[0]}, name=value)" if {*first} & {*CREDIT_FUNCTIONS}
@@ -94,6 +100,9 @@ def find_credit(credit: str | Callable, task: Any, told: set[str], trainer: str)
     if isinstance(method, CreditFunction):
         require(given.keys() <= method.parameters.keys(), f"{method.name} takes no {', '.join(given)}: it has "
                 f"{', '.join(method.parameters) or 'no hyper-parameters'}")
+        clash = [name for name in method.parameters if name in taken and name not in getattr(credit, "keywords", {})]
+        require(not clash, f"{method.name} has a hyper-parameter {', '.join(clash)}, which {trainer} calls something else: "
+                "give it in a partial")
         of = given.get("of", method.parameters.get("of"))  # the other method that it turns around or averages
         told = told | ({"a grader"} if getattr(task, "grade", no_grader) is not no_grader else set())
         needs = *(HERE_ALONE[name] for name in (method.name, of) if name in HERE_ALONE), *required(method, given)
@@ -102,6 +111,11 @@ def find_credit(credit: str | Callable, task: Any, told: set[str], trainer: str)
         require(not lacks, f"{method.name} needs {', '.join(lacks)}, which {trainer} does not offer: {hint}train with "
                 f"train.py --mitigation {method.name}")
     return found
+
+
+def at_least_0(entropy: Tensor) -> Tensor:
+    """Entropy without what rounding takes it below 0."""
+    return torch.where(entropy > -1e-3, entropy.clamp(min=0), entropy)
 
 
 class Layout(NamedTuple):

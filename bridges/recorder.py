@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from bridges.foreign import label
 from bridges.trl import CreditTrainer
 
 
@@ -42,7 +43,8 @@ class RolloutTrainer(CreditTrainer):
         masks = self.generated[2] or [None] * len(credit)  # b
         with file.open("a", encoding="utf-8") as rows:
             for i, prompt, tokens, mask in zip(self.mine(range(len(paid))), *self.generated[:2], masks):
-                row = {"run": self.record["run"], "credit": self.record["name"], "step": step + 1, "group": f"{self._step}-{batch.group[i]}", "reward": number(batch.reward[i].item()),
+                row = {"run": self.record["run"], "credit": label(self.record), "step": step + 1,
+                       "group": f"{self._step}-{batch.group[i]}", "reward": number(batch.reward[i].item()),
                        "rewards": {name: number(batch.grades[name][i].item()) for name in batch.parts},
                        "prompt_ids": prompt, "completion_ids": tokens, "advantage": paid[i].item()}
                 print(json.dumps(row | ({"tool_mask": mask} if mask else {})), file=rows)

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from bridges import own_modules
-from bridges.foreign import TASK, ForeignBatch, assign_credit, find_credit, layout
+from bridges.foreign import TASK, ForeignBatch, assign_credit, find_credit, identity, label, layout
 from bridges.rows import read_rollouts
 
 with own_modules():
@@ -231,15 +231,16 @@ def convert(files: list[Path], options: Options, hyper_parameters: dict) -> None
     saved, others = checkpoints(options.model, {rollout.run for rollout in found if rollout.run})
     folder = min(saved.items())[1]
     policy = policy if folder == first else load(folder, options)
-    if options.advantage == "theirs" and found[0].advantage is None:
+    if options.advantage == "theirs" and all(r.advantage is None for r in found):
         options = replace(options, advantage="grpo")
     read = sorted({rollout.step for rollout in found})[:: options.every]
     grouped, G, notes = in_groups([r for r in found if r.step in read])
     notes += told + [f"{', '.join(others)} of {options.model} are of another run: not used"] * bool(others)
     if options.advantage == "theirs" and upside_down(grouped):
         notes.append("in every group the higher reward has the LOWER advantage: is the sign of one of them turned round?")
-    recorded = {r.credit for r in grouped if r.credit} - {options.mitigation}
-    notes += [f"recorded with credit {', '.join(sorted(recorded))}, read with {options.mitigation}"] * bool(recorded)
+    now = label(identity(partial(CREDIT_FUNCTIONS[options.mitigation], **hyper_parameters)))
+    recorded = {r.credit for r in grouped if r.credit} - {now, options.mitigation}
+    notes += [f"recorded with credit {', '.join(sorted(recorded))}; read with {now}"] * bool(recorded)
     rollouts = [rollout for rollout in grouped if rollout.step > min(saved)]
     require(rollouts, f"{options.model} has no checkpoint before step {grouped[-1].step}: {SAVE}")
     folders = {r.step: saved[max(n for n in saved if n < r.step)] for r in rollouts}

@@ -26,6 +26,9 @@ READ = {"run", "credit", "step", "prompt_ids", "prompt_mask", "completion_ids", 
         *MASKS}
 
 
+DIFFER = "not read: advantages that differ between the tokens of a response"
+
+
 def read_rollouts(files: list[Path], policy: Policy) -> tuple[list, list[str]]:
     """The rollouts of all files, and what a reader must know of them. ValueError, with the row, for what is no rollout,
     and for a step that comes again; and where there is none, or only some have an advantage."""
@@ -42,7 +45,10 @@ def read_rollouts(files: list[Path], policy: Policy) -> tuple[list, list[str]]:
             latest = rollout.step
             found += [rollout] if any(rollout.tool_mask) else []
     require(found, f"{files[0]} holds no rollout")
-    require(len({rollout.advantage is None for rollout in found}) == 1,
+    if DIFFER in told:  # then it is nobody's: some may look alike, as of one token
+        for rollout in found:
+            rollout.advantage = None
+    require(len({r.advantage is None for r in found if r.reward == r.reward}) < 2,
             "some rows have an advantage and others none: write it in all of them, or in none")
     return found, [f"{what} ({count:,} rows)" for what, count in told.items()]
 
@@ -69,7 +75,8 @@ def parse_row(row: Any, tokenizer: Tokenizer, c: Any, told: Counter) -> SimpleNa
     require(isinstance(r.rewards, dict), "its rewards must be numbers by name")
     r.rewards = {f"rewards/{name}": math.nan if x is None else finite(x, name) for name, x in r.rewards.items()}
     r.step, r.group = int(r.step), str(r.group)
-    told.update(f"not read: the column {name}" for name in row.keys() - READ - OTHERS.keys())
+    others = {name for name, ours in OTHERS.items() if name in there and given[ours] is not there[name]}
+    told.update(f"not read: the column {name}" for name in row.keys() - READ - OTHERS.keys() | others)
     told.update(["left out: no token of theirs was sampled"] * (not any(r.tool_mask)))
     return r
 
@@ -99,21 +106,24 @@ def mask_of(given: dict) -> list[int]:
 def take_padding(r: SimpleNamespace, given: dict, tokenizer: Tokenizer, told: Counter) -> None:
     """Take off what stands before a prompt, or behind the last sampled token, as padding."""
     number_of = lambda name: tokenizer.library.token_to_id(tokenizer.named.get(name, ""))
-    pad, end, start = map(number_of, ("pad_token", "eos_token", "bos_token"))
+    pad, start, ends = number_of("pad_token"), number_of("bos_token"), {*tokenizer.end_tokens}
     prompt, completion = r.prompt_ids, r.completion_ids
     if "prompt_mask" in given:
-        r.prompt_ids = [token for token, real in zip(prompt, given["prompt_mask"], strict=True) if real]
+        mask = given["prompt_mask"]
+        require(isinstance(mask, list) and len(mask) == len(prompt) and {*mask} <= {0, 1},
+                "its prompt_mask must have 1 for each token of prompt_ids that is no padding, and 0 for each other one")
+        r.prompt_ids = [token for token, real in zip(prompt, mask) if real]
     else:
-        padding = next((i for i, token in enumerate(prompt) if token != pad), 0)
-        r.prompt_ids = prompt[max(0, padding - (pad == start)) :]  # a prompt may begin with that token
-    if not {*MASKS} & given.keys() and end in completion[:-1]:
-        stop = completion.index(end) + 1
-        require({*completion[stop:]} <= {pad, end}, "tokens stand behind the end token of its completion_ids: another turn? "
-                "Write a tool_mask")
+        before, behind = (next((i for i, token in enumerate(row) if token != pad), 0) for row in (prompt, prompt[::-1]))
+        r.prompt_ids = prompt[max(0, before - (pad == start)) : len(prompt) - behind]  # it may begin with that token
+    if not {*MASKS} & given.keys() and (stop := next((i + 1 for i, x in enumerate(completion) if x in ends), 0)):
+        require({*completion[stop:]} <= {pad, *ends}, "tokens stand behind the end token of its completion_ids: another "
+                "turn? Write a tool_mask")
         r.tool_mask[stop:] = [0] * (len(completion) - stop)
     stop = max((i + 1 for i, mine in enumerate(r.tool_mask) if mine), default=0)  # a reply that nothing answers
-    r.completion_ids, r.tool_mask = completion[:stop], r.tool_mask[:stop]
-    if len(r.prompt_ids) < len(prompt) or stop < len(completion):
+    begin = next((i for i, x in enumerate(completion[:stop]) if r.tool_mask[i] or x != pad), 0)
+    r.completion_ids, r.tool_mask = completion[begin:stop], r.tool_mask[begin:stop]
+    if len(r.prompt_ids) < len(prompt) or stop - begin < len(completion):
         told["padding, or a reply at the end, was taken off"] += 1
 
 
@@ -124,7 +134,7 @@ def scalar(advantage: Any, given: dict, told: Counter) -> Any:
     mask = mask_of(given)
     require(len(advantage) == len(mask), "its advantage must be a number, or one for each of completion_ids")
     found = {x for x, mine in zip(advantage, mask) if mine}
-    told.update(["not read: advantages that differ between the tokens of a response"] * (len(found) > 1))
+    told.update([DIFFER] * (len(found) > 1))
     return found.pop() if len(found) == 1 else None
 
 

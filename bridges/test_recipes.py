@@ -6,6 +6,7 @@
 import json
 import re
 from argparse import Namespace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ import torch
 from bridges import credit
 from grpo import compare
 from methods.registry import CREDIT_FUNCTIONS
+from mitigations import reweighting
 from plumbing.launch import BUNDLED
 from rollout import rollout
 from settings import Settings
@@ -24,6 +26,22 @@ PAGE = (Path(__file__).parents[1] / "docs" / "trl.md").read_text(encoding="utf-8
 # Two responses to a prompt 7 8, whose second token a tool wrote; and what RLOO gives their tokens.
 TOKENS, MASK, LOGPROB = [[7, 8, 1, 2, 3], [7, 8, 4, 5]], [[0, 0, 1, 0, 1], [0, 0, 1, 1]], [[0, 0, -1.0, 0, -2.0], [0, 0, -0.5, -0.25]]
 PAID = [[0, 0, 1, 0, 1], [0, 0, -1, -1]]
+
+
+@reweighting
+def half(batch, share: float = 0.5):
+    """A function of somebody's own."""
+    return batch.mask * share
+
+
+@reweighting
+def named(batch, seed: float = 1.0):
+    """One with a hyper-parameter that bridges.credit has, too."""
+    return batch.mask * seed
+
+
+for own in ("half", "named"):
+    CREDIT_FUNCTIONS.pop(own)  # other tests count them
 
 
 def recipe(name):
@@ -80,12 +98,32 @@ def test_credit_by_hand():
     (dict(name="optimal_baseline"), "looks at logit_grad, which bridges.credit can't be given"),
     (dict(name="vineppo"), "needs continuations"), (dict(name="zzz"), "no credit function 'zzz'"),
     (dict(group="a"), "must have 2 entries"), (dict(advantage="x"), "'x' is none of"), (dict(normalize="x"), "'x' is none"),
-    (dict(reward=[1, 2, 3]), r"reward must be of shape \(2,\)"), (dict(mask=[[1], [1]]), "mask must be of shape"),
-    (dict(lengths=[2, 2]), "behind the end"), (dict(power=2), "none takes no power")])
-def test_what_is_lacking_is_one_sentence(options, said):
+    (dict(reward=[1, 2, 3]), r"reward must be of shape \(2,\)"), (dict(mask=[[1], [1]]), "mask must have B rows"),
+    (dict(lengths=[2, 2]), "behind the end"), (dict(power=2), "none takes no power"),
+    (dict(mask=[[0, 0, 1, 0, 1], [0, 0, 1]]), "mask must have B rows"), (dict(logprob=[LOGPROB[0], [-1.0]]), "logprob must have"),
+    (dict(name=half, power=2), "half takes no power"), (dict(name="named"), "hyper-parameter seed, which bridges.credit"),
+    (dict(mask=[[0] * 5, [0] * 4]), "no token was sampled"), (dict(reward=[1, float("inf")]), "reward must be a finite"),
+    (dict(advantage=[1, None]), "advantage must be a finite"), (dict(tokens=[], mask=[]), "no response"),
+    (dict(tokens=[[7, 8, 1, 2, 3], [7, 9, 4, 5]]), "prompts of group")])
+def test_what_is_lacking_is_one_sentence(options, said, monkeypatch):
+    monkeypatch.setitem(CREDIT_FUNCTIONS, "named", named)
     usual = dict(tokens=TOKENS, mask=MASK, logprob=LOGPROB, entropy=None, reward=[1, 0], group="aa")
     with pytest.raises(ValueError, match=said):
         credit(**usual | options)
+
+
+def test_a_function_of_your_own():
+    """By name and by object, decorated or not, with its hyper-parameters; and entropies that rounding took below 0."""
+    plain = lambda batch, share=0.5: share * CREDIT_FUNCTIONS["none"](batch)
+    for function in (half, plain, partial(half, share=1.0), partial(plain, share=1.0)):
+        found = credit(TOKENS, MASK, None, None, [1, 0], "aa", function, share=2.0, normalize="none", advantage="rloo")
+        assert [row.tolist() for row in found] == [[2 * x for x in row] for row in PAID]
+    entropy = [[0, 0, 1.0, 0, -1e-7], [0, 0, 0.5, 0.5]]
+    found = credit(TOKENS, MASK, None, entropy, [1, 0], "aa", "entropy_ratio", advantage="rloo")
+    assert [row.tolist() for row in found] == [[0, 0, 2, 0, 0], [0, 0, -1, -1]]
+    others = credit([[9, 1, 2], [8, 1, 3]], [[0, 1, 1]] * 2, None, None, [1, 0], "aa", "prefix_tree", advantage="rloo",
+                    prompts=[[5], [5]])
+    assert [row.tolist() for row in others] == [[0, 0.5, 1], [0, -0.5, -1]] or others[0][1] == others[1][1]
 
 
 def test_tinker():
@@ -120,9 +158,11 @@ def test_verifiers():
 def test_slime():
     """The fields and the call of its loss.py, by its source."""
     rows, masks = [torch.tensor(row) for row in TOKENS], [torch.tensor(row[2:]) for row in MASK]
-    data = {"tokens": rows, "response_lengths": [3, 2], "loss_masks": masks, "raw_reward": [1.0, 0.0], "rewards": [0.5, -0.5],
-            "log_probs": [torch.tensor(row[2:]) for row in LOGPROB]}
+    empty = torch.tensor([7, 8]), 0, torch.tensor([]), 0.0, 0.0, torch.tensor([])  # nothing was sampled
+    data = {"tokens": [*rows, empty[0]], "response_lengths": [3, 2, 0], "loss_masks": [*masks, empty[2]],
+            "raw_reward": [9.0] * 8, "local_raw_reward": [1.0, 0.0, 0.0], "rewards": [0.5, -0.5, 0.0],
+            "rollout_log_probs": [*(torch.tensor(row[2:]) for row in LOGPROB), empty[2]]}  # no log_probs: on policy
     recipe("slime_credit")(Namespace(use_rollout_logprobs=False), data)
-    assert data["advantages"] is data["returns"] and [len(x) for x in data["advantages"]] == [3, 2]
+    assert data["advantages"] is data["returns"] and [len(x) for x in data["advantages"]] == [3, 2, 0]
     first = data["advantages"][0]
     assert first[1] == 0 and first[[0, 2]].mean() == pytest.approx(0.5) and first[0] > first[2]  # more on the surer one

@@ -164,8 +164,10 @@ def test_other_programs_names_and_padding(sampled, tmp_path):
     as_trl = [{name: x for name, x in row.items() if name != "rewards"} | {
         "completion_ids": row["completion_ids"] + [5, 6], "loss_mask": [1] * len(row["completion_ids"]) + [1, 0],
         "completion_mask": [True] * len(row["completion_ids"]) + [False, True]} for row in named]
+    inside = [row | {"prompt_ids": row["prompt_ids"] + [0], "completion_ids": [0] + row["completion_ids"],
+                     "response_mask": [0] + [1] * len(row["completion_ids"])} for row in named]
     ended = [row | {"completion_ids": row["completion_ids"] + [0, 0] * (row["completion_ids"][-1] == 1)} for row in named]
-    for name, theirs in (("verl", tmp_path / "verl.parquet"), ("trl", as_trl), ("ended", ended)):
+    for name, theirs in (("verl", tmp_path / "verl.parquet"), ("trl", as_trl), ("ended", ended), ("inside", inside)):
         found, columns, said = read(tmp_path / name, theirs)
         for column in expected[0]:
             np.testing.assert_array_equal(found[0][column], expected[0][column], err_msg=f"{name} {column}")
@@ -184,15 +186,19 @@ def test_what_is_odd_in_rows_is_told(sampled, tmp_path):
     _, metrics, said = read(tmp_path / "a", [*rows, empty])
     assert metrics["rewards/late"][1] == 2 and "left out: no token of theirs was sampled (1 rows)" in said
     assert "the higher reward has the LOWER advantage" not in said
-    assert "recorded with credit ktae, read with none" in said
+    assert "recorded with credit ktae; read with none" in said
     turned = [row | {"advantage": -row["reward"]} for row in rows]
     assert "the higher reward has the LOWER advantage" in read(tmp_path / "b", turned)[2]
     by_token = [row | {"advantage": [*map(float, range(len(row["completion_ids"])))]} for row in rows]
+    by_token[3]["advantage"] = 1.0  # as a response of one token has it
     said = read(tmp_path / "c", by_token)[2]
     assert "advantages that differ between the tokens" in said and "advantage: ours, grpo" in said
     lost = [row | {"group": float("nan") if i == 3 else 1.0} for i, row in enumerate(rows)]
     with pytest.raises(SystemExit):
         read(tmp_path / "d", lost)
+    rows[3] |= {"reward": None, "advantage": None, "uid": 9}  # nobody scored it
+    said = read(tmp_path / "f", rows)[2]
+    assert "1 rollouts were left out: they have no reward" in said and "not read: the column uid (1 rows)" in said
 
 
 def test_a_checkpoint_of_another_run_is_not_read(sampled, tmp_path):

@@ -23,9 +23,9 @@ from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
 
 import countdown_task
 from bridges import rollouts
-from bridges.foreign import FACTS, TASK, find_credit
+from bridges.foreign import FACTS, TASK, find_credit, identity, layout
 from bridges.recorder import RolloutTrainer
-from bridges.trl import CreditTrainer
+from bridges.trl import CreditTrainer, distinct
 from grpo import ADVANTAGES, assign_credit, compare, shape_reward, update
 from methods.registry import CREDIT_FUNCTIONS, ORDER
 from methods.queries import Queries
@@ -352,6 +352,23 @@ def test_no_reward_is_recorded_and_read_as_none(sampled, monkeypatch, run_progra
 # ------------------------------------------------------------------------------------------- other trainers' ways
 
 
+def test_reward_functions_of_one_name(sampled, monkeypatch):
+    """Guards against columns that move, and against a function called reward that is taken for the weighted sum."""
+    assert distinct(["a", "reward", "a", "a"]) == ["a", "reward'", "a'", "a''"]
+    folder, batch, _ = sampled
+    trainer, _ = on_ours(folder, batch, monkeypatch)
+    expected = trainer.batch.grades
+    for names in (["reward", "format"], ["format", "format"], ["answer", "reward"]):
+        trainer.reward_func_names = names
+        trainer.success = "reward" if "reward" in names else 0.5
+        own = layout(*trainer.generated[1:3], 1, trainer.accelerator.device)
+        found = trainer.gathered([{}] * len(batch.reward), {"advantages": trainer.batch.advantage}, None, own)
+        assert [*found.parts.values()] == [*trainer.batch.parts.values()]
+        assert all(torch.equal(x, y) for x, y in zip(found.grades.values(), expected.values()))
+        column = expected[("answer", "format")[names.index("reward")]] if "reward" in names else expected["reward"] > 0.5
+        assert torch.equal(found.success, column.float())
+
+
 def test_a_patched_method_s_values_are_used(sampled, monkeypatch):
     """As faster trainers replace TRL's. Guards against an AttributeError, and values of another method."""
     folder, batch, _ = sampled
@@ -410,7 +427,9 @@ def test_a_run_says_what_it_is_trained_with(tmp_path, capsys):
     assert again.record["run"] == begun["run"] != make(CreditTrainer, tmp_path / "o").record["run"]
     assert 'begun with another credit: {"parameters": {"slope": 0.5}}' in told
     rows = [json.loads(row) for row in (tmp_path / "rollouts-0.jsonl").read_text().splitlines()]
-    assert {row["run"] for row in rows} == {begun["run"]} and {row["credit"] for row in rows} == {"gentle"}
+    assert {row["run"] for row in rows} == {begun["run"]} and {row["credit"] for row in rows} == {"gentle slope=0.5", "gentle"}
+    kinds = [identity(partial(gentle, slope=np.float32(x)))["parameters"] for x in (0.25, 0.5)]
+    assert kinds == [{"slope": 0.25}, {"slope": 0.5}] and {"success", "format"} <= begun.keys()
     with pytest.raises(ValueError, match="a GRPOConfig, not a DPOConfig"):
         CreditTrainer(str(BUNDLED), lambda **_: [], args=trl.DPOConfig(str(tmp_path), use_cpu=True, bf16=False))
 

@@ -25,7 +25,8 @@ from trl import GRPOConfig, GRPOTrainer
 from trl.trainer import utils
 
 from bridges import own_modules
-from bridges.foreign import TASK, Asked, ForeignBatch, Layout, assign_credit, find_credit, identity, layout, read_tokenizer
+from bridges.foreign import (TASK, Asked, ForeignBatch, Layout, assign_credit, at_least_0, find_credit, identity, layout,
+                             read_tokenizer)
 
 with own_modules():
     from grpo import ADVANTAGES
@@ -65,6 +66,20 @@ def size_at_logits(logprob: Tensor, square: Tensor) -> Tensor:
     rest = -logprob.expm1()  # the probability of all other tokens, and the sum of its squares:
     others = (square.exp() - logprob.exp() ** 2).clamp(min=0).minimum(rest**2)
     return torch.hypot(rest, others.sqrt())
+
+
+def distinct(names: list[str]) -> list[str]:
+    """The names of reward functions, with a mark where one comes again, or is that of the whole reward.
+
+    >>> distinct(["right", "reward", "right"])
+    ["right", "reward'", "right'"]
+    """
+    found = ["reward"]
+    for name in names:
+        while name in found:
+            name += "'"
+        found.append(name)
+    return found[1:]
 
 
 class Row(dict):
@@ -125,12 +140,14 @@ class CreditTrainer(GRPOTrainer):
                 f"{', '.join(ADVANTAGES)}")
         require(normalize in NORMALIZATIONS, f"normalize={normalize!r} is none of {', '.join(NORMALIZATIONS)}")
         for name in filter(None, (success, format)):
-            require(not isinstance(name, str) or name in self.reward_func_names,
-                    f"there is no reward function {name!r}, but {', '.join(self.reward_func_names)}")
+            require(not isinstance(name, str) or self.reward_func_names.count(name) == 1,
+                    f"there is not one reward function {name!r}, but {', '.join(self.reward_func_names)}")
         self.advantage, self.success, self.format, self.normalize = advantage, success, format, normalize
         self.task, self.squares_are_asked, self.told = task, False, set()
         self.passes: list[tuple] | None = None  # what each of TRL's own over a batch found; None where it is not watched
-        self.record = identity(self.credit) | {"advantage": advantage, "normalize": normalize, "run": gather_object([uuid4().hex[:8]])[0]}
+        self.record = identity(self.credit) | {
+            "advantage": advantage, "normalize": normalize, "success": success, "format": format,
+            "run": gather_object([uuid4().hex[:8]])[0]}
         self.add_callback(CreditRecord(self.record))
 
     @cached_property
@@ -250,11 +267,12 @@ class CreditTrainer(GRPOTrainer):
 
         everywhere = own._replace(tokens=self.everyone(own.tokens), mask=self.everyone(own.mask.int()).bool(),
                                   before=tuple(said for _, said, _ in rows))
-        weights = dict(zip(self.reward_func_names, self.reward_weights.tolist()))
-        grades = dict(zip(weights, self.parts.double().T))  # (B,) each
+        parts = dict(zip(self.reward_func_names, self.parts.double().T))  # (B,) each, for success and format
+        weights = dict(zip(distinct(self.reward_func_names), self.reward_weights.tolist()))
+        grades = dict(zip(weights, self.parts.double().T))
         paid = (self.parts.double() * self.reward_weights.to(self.parts).double()).nansum(1)  # (B,)
         grades["reward"] = paid.masked_fill(self.parts.isnan().all(1), torch.nan)  # as TRL takes it
-        success = grades[self.success] if isinstance(self.success, str) else grades["reward"] > self.success
+        success = parts[self.success] if isinstance(self.success, str) else grades["reward"] > self.success
         ended = torch.tensor([int(row[-1] in ends) for row in ids], device=own.mask.device)  # (b,)
         ref = {"reference_logprob": lambda: self.everyone(own.compact(output["ref_per_token_logps"].float()))}
         batch = ForeignBatch(
@@ -262,7 +280,7 @@ class CreditTrainer(GRPOTrainer):
             puzzles=[row for *_, row in rows], prompts=[prompt for prompt, *_ in rows],
             asks=lambda part, of: Asked(self.args.seed, self.state.global_step + 1, of, **(ref if self.beta else {})),
             parts=weights, ended=self.everyone(ended).bool(), task=self.task, normalize=self.normalize,
-            **({"format": grades[self.format].float()} if self.format else {}))
+            **({"format": parts[self.format].float()} if self.format else {}))
         batch.advantage = self.everyone(output["advantages"])  # (B,)
         return batch
 
@@ -282,7 +300,7 @@ class CreditTrainer(GRPOTrainer):
         (logprob, entropy, *_), squares = seen
         found = {"logprob": logprob.float()}
         if entropy is not None:  # as of a patched method that finds none
-            found["entropy"] = entropy.float().clamp(min=0)  # rounding takes it below 0
+            found["entropy"] = at_least_0(entropy.float())
         return found | ({"logit_grad": size_at_logits(found["logprob"], torch.cat(squares))} if squares else {})
 
     def ask_for_squares(self) -> None:

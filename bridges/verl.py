@@ -17,7 +17,8 @@ from torch.nn.utils.rnn import pad_sequence
 from verl.trainer.ppo.v1 import trainer_base
 
 from bridges import own_modules
-from bridges.foreign import TASK, Asked, ForeignBatch, assign_credit, find_credit, identity, layout, read_tokenizer
+from bridges.foreign import (TASK, Asked, ForeignBatch, assign_credit, at_least_0, find_credit, identity, layout,
+                             read_tokenizer)
 
 with own_modules():
     from methods.registry import CREDIT_FUNCTIONS
@@ -27,6 +28,7 @@ with own_modules():
 
 # The loss mask has 1 on what was sampled; the response mask, by now, only on those of them that rollout correction kept.
 FIELDS = ["uid", "prompts", "responses", "loss_mask", "response_mask", "advantages", "rm_scores", "old_log_probs", "entropy"]
+TAKEN = {"name", "success", "normalize", "seed"}  # of +credit.
 OURS = {"old_log_probs": "logprob", "entropy": "entropy", "ref_log_prob": "reference_logprob"}
 
 
@@ -77,7 +79,7 @@ def function_of(name: str, hyper_parameters: dict, reference: bool) -> Callable:
     """The credit function of this name; ValueError where it needs more than verl tells. reference: whether it has a
     reference model."""
     found = partial(CREDIT_FUNCTIONS[name], **hyper_parameters) if name in CREDIT_FUNCTIONS else name
-    return find_credit(found, TASK, {"reference"} if reference else set(), "verl's trainer")
+    return find_credit(found, TASK, {"reference"} if reference else set(), "verl's trainer", TAKEN)
 
 
 def rows_of(field: Any) -> list:
@@ -99,6 +101,7 @@ def credit_of(data: dict[str, list], reader: Tokenizer, step: int, name: str, su
                  [row.bool().tolist() for row in data.get("loss_mask", kept)])
     told = {ours: own.compact(pad_sequence([row.float() for row in data[field]], batch_first=True))
             for field, ours in OURS.items() if field in data}  # (B, T) each
+    told |= {"entropy": at_least_0(told["entropy"])} if "entropy" in told else {}
     reference = {"reference_logprob": lambda: told["reference_logprob"]} if "reference_logprob" in told else {}
     credit = function_of(name, hyper_parameters, bool(reference))
     last = own.tokens.gather(1, (own.mask.sum(1, keepdim=True) - 1).clamp(min=0))[:, 0]  # (B,)
