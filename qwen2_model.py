@@ -21,7 +21,7 @@ from copy import copy
 from dataclasses import dataclass, fields
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Callable
+from typing import Callable, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -32,8 +32,23 @@ from plumbing.compute import linear, logprobs_in_memory, recomputed, run_attenti
 from plumbing.files import check_tensors, read_json, replace_file, write_json
 from plumbing.model_folder import check_folder, config_values, read_weights, written_config
 
-ARCHITECTURES = {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM",
-                 "llama": "LlamaForCausalLM"}
+
+class Family(NamedTuple):
+    """What tells one family of models from another, and what its config.json may leave out."""
+
+    name: str  # of its class in transformers
+    qkv_bias: bool = False  # q, k and v have a bias
+    qk_norm: bool = False  # each head's q and k are normalized
+    head_dim: int = 0  # by default; 0: hidden_size over the heads
+    key_heads: int = 0  # by default; 0: as many as heads
+    positions: int = 2048  # that it was trained for, by default
+    further: tuple[str, ...] | None = ()  # fields of its config.json that Config lacks; None: all
+
+
+ARCHITECTURES = {  # by model_type
+    "qwen2": Family("Qwen2ForCausalLM", True, False, 0, 32, 32768, None),
+    "qwen3": Family("Qwen3ForCausalLM", False, True, 128, 32, 32768, None),
+    "llama": Family("LlamaForCausalLM", further=None)}
 
 
 # -------------------------------------------------------------------------------- the configuration
@@ -54,8 +69,8 @@ class Config:
     rope: dict  # rope_theta, rope_type, and the numbers of the type llama3
     max_position_embeddings: int  # the longest sequence the model was trained for
     tie_word_embeddings: bool  # the output matrix is the embedding
-    qkv_bias: bool  # q, k and v have a bias: Qwen2 alone
-    qk_norm: bool  # each head's q and k are normalized: Qwen3 alone
+    qkv_bias: bool  # see Family
+    qk_norm: bool
     source: dict  # the whole config.json, which save_model writes back
 
 
@@ -383,10 +398,8 @@ def parse_config(source: dict) -> Config:
     ValueError when a size is missing, when a value has the wrong type or is out of range, or when
     the file asks for something that is not implemented here.
     """
-    family = source.get("model_type")
-    by_family = {"qkv_bias": family == "qwen2", "qk_norm": family == "qwen3", "source": source}
     types = {field.name: field.type for field in fields(Config)}
-    return Config(**config_values(source, list(ARCHITECTURES), types, by_family))
+    return Config(**config_values(source, ARCHITECTURES, types))
 
 
 def load_model(
@@ -414,7 +427,7 @@ def save_model(model: Qwen2, path: str | Path) -> None:
     path.mkdir(parents=True, exist_ok=True)
     c = model.config
     tensors = {name: x.contiguous() for name, x in to_checkpoint(model.state_dict(), c).items()}
-    source = c.source | {"architectures": [ARCHITECTURES[c.source["model_type"]]]}
+    source = c.source | {"architectures": [ARCHITECTURES[c.source["model_type"]].name]}
     write_json(path / "config.json", written_config(source, c.rope, model.output_weight.dtype))
     replace_file(path / "model.safetensors",
                  lambda part: save_file(tensors, part, metadata={"format": "pt"}))

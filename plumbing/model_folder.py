@@ -1,6 +1,7 @@
 """A model folder as of Hugging Face: weights in one file or in shards, and what transformers reads beside them."""
 import filecmp
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -78,34 +79,37 @@ def check_folder(folder: Path) -> None:
             f"{folder} is a run folder: name the model in it, {folder / 'checkpoint'}")
 
 
-def check_supported(given: dict, family: str, known: set[str]) -> None:
-    """ValueError where a config.json, without its nulls, asks for something that qwen2_model.py doesn't have. known:
-    the fields that it reads."""
+def check_supported(given: dict, family: Any, known: set[str]) -> None:
+    """ValueError where a config.json, without its nulls, asks for something that qwen2_model.py doesn't have. family: a
+    Family there. known: the fields that it reads."""
     layers = given.get("layer_types", [])
     unsupported = {name: (given.get(name, right) or False) != right for name, right in SUPPORTED.items()} | {
         "layer_types": type(layers) is not list or any(layer != "full_attention" for layer in layers),
-        "attention_bias": family != "qwen2" and given.get("attention_bias", False)}
-    if family not in ("qwen2", "qwen3", "llama"):  # one that somebody adds: a field unknown here may matter
-        unsupported |= {name: given[name] is not False for name in given.keys() - {*known, *unsupported, *INERT}}
+        "attention_bias": not family.qkv_bias and given.get("attention_bias", False)}
+    if family.further is not None:  # of a family that somebody adds, another field may matter
+        others = given.keys() - {*known, *unsupported, *INERT, *family.further}
+        unsupported |= {name: given[name] is not False for name in others}
     if any(unsupported.values()):
         names = ", ".join(name for name, asked in sorted(unsupported.items()) if asked)
         raise ValueError(f"config.json sets {names} to a value that is not supported: take a checkpoint without it")
 
 
-def config_values(source: dict, families: list[str], types: dict[str, type], own: dict) -> dict:
-    """The values of a Config of qwen2_model.py, whose fields have these types, from a parsed config.json. own: values
-    that are known already. ValueError: see parse_config there."""
+def config_values(source: dict, families: dict[str, Any], types: dict[str, type]) -> dict:
+    """The values of a Config of qwen2_model.py, whose fields have these types, from a parsed config.json. families: see
+    ARCHITECTURES there. ValueError: see parse_config there."""
     given = {name: value for name, value in source.items() if value is not None}
-    family = given.get("model_type")
-    require(family in families, f"model_type {family!r:.50} is not supported, only {', '.join(families)}")
+    kind = given.get("model_type")
+    require(isinstance(kind, str) and kind in families,
+            f"model_type {kind!r:.50} is not supported, only {', '.join(families)}")
+    family = families[kind]
     check_supported(given, family, set(types))
     check_fields(given, {"hidden_size": int, "num_attention_heads": int}, "config.json")
     D, H = given["hidden_size"], given["num_attention_heads"]
-    defaults = {  # as in transformers. (`given` lacks what is null in `source`.)
-        "num_key_value_heads": H if family == "llama" or "num_key_value_heads" in source else 32,
-        "head_dim": 128 if family == "qwen3" else D // max(H, 1), "rms_norm_eps": 1e-6, "tie_word_embeddings": False,
-        "max_position_embeddings": 2048 if family == "llama" else 32768}
-    values = defaults | given | own | {"rope": rope_parameters(given)}
+    key_heads = 0 if "num_key_value_heads" in source else family.key_heads  # `given` lacks what is null in `source`
+    defaults = {"num_key_value_heads": key_heads or H, "head_dim": family.head_dim or D // max(H, 1),
+                "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "max_position_embeddings": family.positions}
+    values = defaults | given | {"qkv_bias": family.qkv_bias, "qk_norm": family.qk_norm, "source": source,
+                                 "rope": rope_parameters(given)}  # defaults as in transformers
     check_fields(values, types, "config.json")
     for name, field_type in types.items():
         if (field_type is int and not 1 <= values[name] < 2**24) or (field_type is float and values[name] <= 0):

@@ -1,15 +1,17 @@
 """Folders of checkpoints as transformers writes them, and what it reads of ours: settings, ends, templates, shards."""
+import importlib.util
 import json
 import re
 import runpy
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import (AutoModelForCausalLM, AutoTokenizer, GenerationConfig, MistralConfig, MistralForCausalLM,
-                          PreTrainedTokenizerFast)
+                          PreTrainedTokenizerFast, SmolLM3Config, SmolLM3ForCausalLM)
 
 import qwen2_model
 import start
@@ -20,7 +22,8 @@ from qwen2_model import load_model
 from rollout import respond
 from sampler import Rules
 from settings import Settings
-from tests.random_checkpoints import FAMILIES, HF, assert_same_logits, hf_model, random_tokens
+from tests.random_checkpoints import (FAMILIES, HF, SMALL, assert_same_logits, hf_model, random_tokens,
+                                      randomize)
 from tests.test_tokenizer import ENDOFTEXT, IM_END, build
 
 NULLS = {"rope_type": "default", "factor": None, "partial_rotary_factor": None}
@@ -35,7 +38,7 @@ NULLS = {"rope_type": "default", "factor": None, "partial_rotary_factor": None}
 def test_settings_that_would_change_the_logits_are_refused(family, settings, refused, tmp_path, monkeypatch):
     """Guards against a wrong model in silence, also of a family that a reader adds, and a refusal because of a null."""
     monkeypatch.setitem(HF, "mistral", (MistralConfig, MistralForCausalLM))  # a Llama but for its window
-    monkeypatch.setitem(qwen2_model.ARCHITECTURES, "mistral", "MistralForCausalLM")
+    monkeypatch.setitem(qwen2_model.ARCHITECTURES, "mistral", qwen2_model.Family("MistralForCausalLM"))
     hf, tokens = hf_model(family, sliding_window=None, rope_theta=50.0), random_tokens(2, 20)
     hf.save_pretrained(tmp_path)
     file = tmp_path / "config.json"
@@ -48,6 +51,27 @@ def test_settings_that_would_change_the_logits_are_refused(family, settings, ref
             load_model(tmp_path)
     else:
         assert_same_logits(hf, load_model(tmp_path), tokens)
+
+
+@torch.no_grad()
+def test_a_family_with_a_rule_of_its_own(tmp_path, monkeypatch):
+    """SmolLM3 by the lines of docs/extend.md, and they are needed: some of its layers don't turn q and k."""
+    page = (Path(train.__file__).parent / "docs" / "extend.md").read_text(encoding="utf-8")
+    entry, rule = re.findall(r"```python\n(ARCHITECTURES\[\"smollm3.*?|            turned = .*?)```", page, re.S)
+    source = Path(qwen2_model.__file__).read_text(encoding="utf-8")
+    old = "            x = compute(x, rotation, mask, partial(cache.extend, i))  # (R, S, D)\n"
+    assert source.count(old) == 1
+    hf = SmolLM3ForCausalLM(SmolLM3Config.from_dict(SMALL | {
+        "num_hidden_layers": 3, "no_rope_layers": [1, 0, 1], "rope_theta": 50.0, "pad_token_id": 0})).eval()
+    randomize(hf)
+    hf.save_pretrained(tmp_path)
+    for text in (source.replace(old, rule), source):
+        (tmp_path / "ours.py").write_text(f"{text}\n\n{entry}", encoding="utf-8")
+        ours = importlib.util.module_from_spec(importlib.util.spec_from_file_location("ours", tmp_path / "ours.py"))
+        monkeypatch.setitem(sys.modules, "ours", ours)
+        ours.__spec__.loader.exec_module(ours)
+        difference = (ours.load_model(tmp_path)(tokens := random_tokens(2, 20)) - hf(tokens).logits).abs().max()
+        assert (difference < 1e-3) == (text is not source)
 
 
 TEMPLATE = """{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}
