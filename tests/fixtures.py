@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
@@ -22,7 +23,21 @@ from plumbing.tokenizer import Tokenizer
 from qwen2_model import Qwen2, load_model, parse_config
 from rollout import Policy, TokenBatch
 
+ROOT = Path(countdown_task.__file__).parent
 ANSWERS = ("hidden", "attention", "head", "reference_logprob", "logprob_without", "rollout_values", "generator")
+
+
+def pytest_addoption(parser):
+    """`--task path/to/my_task.py`: the task that tests/test_each_task.py tries, in place of all of tasks/."""
+    parser.addoption("--task", action="append", default=[], help="a task for tests/test_each_task.py")
+
+
+def pytest_generate_tests(metafunc):
+    """Each test that asks for `task_name` runs with every task."""
+    if "task_name" in metafunc.fixturenames:
+        files = [*ROOT.glob("*_task.py"), *(ROOT / "tasks").glob("*_task.py")]
+        every = sorted(file.stem.removesuffix("_task") for file in files)
+        metafunc.parametrize("task_name", metafunc.config.getoption("--task") or [*every, "tests/reverse_task.py"])
 
 
 @pytest.fixture(scope="session")
