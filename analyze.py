@@ -17,9 +17,8 @@ from typing import Iterator
 import numpy as np
 from matplotlib.axes import Axes
 
-from extras import part4
 from grpo import contribution, gradient
-from plumbing import report
+from plumbing import part4, report
 from plumbing.comparison import Group, Run, comparison_warnings, group_runs, run_method
 from plumbing.files import read_json
 from plumbing.flags import new_parser

@@ -8,6 +8,7 @@ from lab.statistics import read_table
 from plumbing.launch import BUNDLED
 
 
+@pytest.mark.slow
 def test_runs_are_trained_once_and_compared(tmp_path, run_program, monkeypatch, refusal):
     """Guards against a run made again, another seed or credit in its place, and prompts or puzzles of another row."""
     words = ("--model", BUNDLED, "--credit", "none", "entropy_ratio", "--seeds", 0, 1, "--steps", 2, "--questions", 2,

@@ -44,6 +44,7 @@ def read(run, rows, *words, model=BUNDLED):
     return read_credit(run, metrics), metrics, (run / "rollouts.txt").read_text()
 
 
+@pytest.mark.slow
 def test_log_p_is_that_of_trl(tmp_path):
     """Four steps of TRL's trainer, two of them with new rollouts. Guards against another checkpoint, a temperature that
     is not applied, an off-by-one, rows out of order, and other rows from parquet."""
@@ -111,6 +112,7 @@ def sampled():
                    for q, tokens, mask, reward in zip(batch.group, batch.tokens, batch.mask, batch.reward.tolist())]
 
 
+@pytest.mark.slow
 def test_ids_give_what_the_sampler_recorded(sampled, tmp_path, run_program, capsys, monkeypatch):
     """Guards against a credit of rows in another order, and another advantage than the one asked for. The
     variance of log p, which the verdict is told, against transformers."""

@@ -64,7 +64,7 @@ def make(cls, folder, config=None, model=BUNDLED, dtype=torch.float32, tokenizer
 
 
 def trained(cls, folder, config=None, resume=None, **options):
-    """The weights after three steps, and what was logged, but for times and our own columns."""
+    """The weights after at most three steps, and what was logged, but for times and our own columns."""
     trainer = make(cls, folder, config, **options)
     trainer.train(resume_from_checkpoint=resume)
     ours = lambda name: any(word in name for word in ("time", "per_second", "credit/"))
@@ -78,12 +78,13 @@ def reads(batch):
     return none(batch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("credit, config", [
     ("none", {}), ("none", dict(loss_type="grpo", importance_sampling_level="sequence")), (reads, dict(beta=0.04)),
-    *((reads, dict(num_iterations=2, **more)) for more in ({}, dict(mask_truncated_completions=True))),
+    *((reads, dict(num_iterations=2, **more)) for more in ({}, dict(mask_truncated_completions=True))),  # two batches
     *((reads, dict(gradient_accumulation_steps=2, **more)) for more in ({}, dict(steps_per_generation=4))),
-    (reads, dict(loss_type="cispo", epsilon_high=1.2)), (reads, dict(loss_type="grpo")), (reads, dict(bf16=True)),
-    (reads, dict(top_entropy_quantile=0.2)),
+    (reads, dict(loss_type="cispo", epsilon_high=1.2, max_steps=2)), (reads, dict(loss_type="grpo", max_steps=2)),
+    (reads, dict(bf16=True, max_steps=1)), (reads, dict(top_entropy_quantile=0.2, max_steps=2)),
     ("none", dict(eval_strategy="steps", eval_steps=1, save_strategy="steps", save_steps=1, num_iterations=2)),
     (reads, {})], ids=str)
 def test_none_is_trl_to_the_bit(credit, config, tmp_path):
@@ -206,6 +207,7 @@ METHODS = {
     "positives": "", "expert_iteration": "", "regrade_ablation --tokens": ""}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words, advantage", [
     *((words, "grpo") for words in METHODS), ("entropy_ratio", "theirs"), ("positives", "theirs"),
     *[("none --advantage sample_std", "theirs")] * ("sample_std" in ADVANTAGES)])  # a reader's, by docs/course.md
@@ -238,6 +240,7 @@ def test_every_credit_function_runs_or_is_refused_by_name(sampled):
                 find_credit(name, TASK, {"reference"}, "TRL")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options, said", [
     (dict(credit="entropy_ratio", config=dict(importance_sampling_level="sequence")), "the mean of their credit"),
     (dict(credit="vineppo"), "vineppo needs continuations"), (dict(credit="dpo"), "set its beta"),
@@ -292,6 +295,7 @@ def test_a_response_without_a_reward_is_as_if_it_were_not_there(name, sampled, m
     assert expected.any() and trainer._metrics["train"]["credit/left_out"] == [len(UNSCORED) + 1]
 
 
+@pytest.mark.slow
 def test_what_trl_gives_such_groups_stays_to_the_bit(sampled, monkeypatch, capsys):
     """`none` with TRL's own advantage, also by the deviation of the whole step; RLOO by hand; GDPO by definition."""
     folder, batch, _ = sampled
@@ -319,6 +323,7 @@ def test_what_trl_gives_such_groups_stays_to_the_bit(sampled, monkeypatch, capsy
     torch.testing.assert_close(trainer.batch.advantage[rows].double(), reward - reward.mean(), atol=1e-6, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_success_that_is_not_told_is_missed_by_those_who_look_at_it(sampled, monkeypatch):
     """Here the function named by success= abstains, and others do not."""
     folder, batch, _ = sampled
@@ -386,6 +391,7 @@ def test_a_patched_method_s_values_are_used(sampled, monkeypatch):
         on_ours(folder, batch, monkeypatch, credit="optimal_baseline")
 
 
+@pytest.mark.slow
 def test_what_is_logged_of_a_credit(sampled, monkeypatch, capsys):
     """By hand: the share of the largest tenth. The estimate of the gradient's length beside that of ours, to a third; and
     whether it was clipped."""
@@ -406,6 +412,7 @@ def test_what_is_logged_of_a_credit(sampled, monkeypatch, capsys):
         assert trainer.state.log_history[-1]["credit/clipped"] == clipped
 
 
+@pytest.mark.slow
 def test_a_run_says_what_it_is_trained_with(tmp_path, capsys):
     """At the start, in trainer_state.json, in the recording; and at a resume with another function. Columns of the
     dataset are attributes, too."""
@@ -479,6 +486,7 @@ def test_what_trl_makes_of_a_credit(kind, sequence, tmp_path):
 # ------------------------------------------------------------------------------------------- where it runs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config, own, asked", [
     ({}, 0, 1), (dict(num_iterations=2), 1, 1), (dict(mask_truncated_completions=True, num_iterations=2), 1, 2)])
 def test_passes(config, own, asked, sampled, monkeypatch):
@@ -492,6 +500,7 @@ def test_passes(config, own, asked, sampled, monkeypatch):
         assert len(passes) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", [{}, dict(num_iterations=2), dict(beta=0.1),
                                     dict(beta=0.1, num_iterations=2)], ids=str)
 def test_log_p_is_the_adapter_s(config, sampled, monkeypatch):
@@ -507,6 +516,7 @@ def test_log_p_is_the_adapter_s(config, sampled, monkeypatch):
     torch.testing.assert_close(trainer.batch.logprob, expected.float(), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["none", "advantage_reweighting", "turn_mean", "turn_baseline"])
 def test_what_tools_say_is_no_token(name, tmp_path, monkeypatch, run_program):
     """Our episodes of the guessing game, as TRL has tool results: in the batch, recorded, and read back."""
@@ -543,6 +553,7 @@ def test_the_script_of_the_course_trains(tmp_path, monkeypatch):
     exec(code, {})
 
 
+@pytest.mark.slow
 def test_several_processes_give_the_same_credit(tmp_path):
     """Groups span them. Two steps of entropy_ratio: its credit to the bit, and the weights, as far as sums agree."""
     for n in (1, 4):
@@ -569,6 +580,7 @@ def worker(file):
     os._exit(0)  # a thread of gloo aborts a process now and then that ends as usual
 
 
+@pytest.mark.slow
 def test_a_script_may_have_our_names(tmp_path):
     """A script grpo.py beside a rollout.py and a folder tasks, started elsewhere, with bridges installed by pip: each
     finds his own modules, and of ours no name but bridges is on anybody's path."""

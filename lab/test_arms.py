@@ -175,6 +175,7 @@ def test_what_cannot_be_compared_is_refused_in_one_sentence(room, monkeypatch):
         room.rows()
 
 
+@pytest.mark.slow
 def test_a_room_is_trained_and_its_rows_say_what_the_runs_gave(room, capsys):
     """Guards against figures under wrong names, a setting left out, large files that stay, a run that fails in silence
     or ends the room, one made by another command, a row lost or written twice, columns of older rows that vanish."""

@@ -33,7 +33,7 @@ def test_a_wrong_command_is_refused_in_one_sentence(program, words, said, refusa
 
 
 TESTED = {"gradients.measure", "pages", "real.weights", "redo", "screen", "screen.calibrate", "screen.simulation",
-          "survive.run", "truth.chance", "truth.measure", "truth.score"}  # here, or where they are
+          "original.run", "survive.run", "truth.chance", "truth.measure", "truth.score"}  # here, or where they are
 
 
 def test_the_pages_are_as_written(run_program, monkeypatch):

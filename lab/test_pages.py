@@ -10,7 +10,7 @@ from lab.truth import score
 from plumbing.files import read_json
 from settings import Settings
 from start import parse_flags
-from tests.test_pages import COMMANDS, EACH_PAGE, NAME, PAGES, ROOT, copy, in_copy, source_of  # noqa: F401  `copy`: a fixture
+from tests.test_pages import COMMANDS, EACH_PAGE, NAME, PAGES, ROOT, source_of
 
 FIGURE = re.compile(r"(?<![\w.])-?\d+\.\d+(?!\w)(?: ± \d+\.\d+)?(?: \(-?\d+\.\d+ to -?\d+\.\d+\))?")
 NO_FIGURE = re.compile(r"https?://\S+|\]\([^)]*\)|\b\d{4}\.\d{5}\b|Python \S+")  # links, arXiv ids, a version
@@ -106,11 +106,3 @@ def test_stored_runs_say_what_they_were_trained_with():
     """Guards against rows that stop being comparable in silence: each setting that can change a result is beside them."""
     for file in (ROOT / "lab").rglob("runs.csv"):
         assert read_json(file.with_name("settings.json")).keys() == vars(Settings()).keys() - arms.NEUTRAL, file
-
-
-def test_the_function_is_scored(copy):
-    folder, _ = copy
-    command = next(c for c in COMMANDS if f"lab.truth.score --mitigation {NAME}" in c)
-    text = in_copy(folder, *shlex.split(command)[1:])
-    assert f"| {NAME} power=0.5 (yours) " in text
-    assert (folder / "runs" / "truth" / f"score-{NAME}.png").is_file()

@@ -15,10 +15,9 @@ from matplotlib.figure import Figure
 
 import analyze
 from analyze import read_log
-from extras import part4
 from grpo import instrument
 from methods.registry import CREDIT_FUNCTIONS
-from plumbing import comparison, metrics, report, run_folder, runs, tokens_page
+from plumbing import comparison, metrics, part4, report, run_folder, runs, tokens_page
 from plumbing.files import checksum
 from plumbing.metrics import COLUMNS, write_credit_log
 from settings import Settings
@@ -342,6 +341,7 @@ def test_a_puzzle_keeps_its_name_whatever_it_looks_like(run, tmp_path):
         texts[0], texts[1], texts[1]]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("steps, factor", [(1, 0), (12, 1)])
 def test_pictures_can_be_read_whatever_the_question(tmp_path, figures, call, steps, factor):
@@ -362,6 +362,7 @@ def test_pictures_can_be_read_whatever_the_question(tmp_path, figures, call, ste
         assert axis.lines[0].get_marker() == "o" and all(tick == int(tick) for tick in axis.get_xticks())
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("error")
 def test_a_log_without_training_is_analyzed(run, call, figures):
     """Guards against a failure, and empty rows, columns and panels, where nobody measured success or a gradient, as of
@@ -422,6 +423,7 @@ def number(cell):
     return float(cell.partition(" ± ")[0])
 
 
+@pytest.mark.slow
 def test_methods_are_compared_over_seeds(run, call):
     """Guards against seeds counted as methods, methods averaged as seeds, and our own output taken for a run."""
     (run / "final.json").write_text('{"step": 2, "heldout_success": 0.75, "heldout_stderr": NaN, "pass@16": 0.9}')
@@ -514,6 +516,7 @@ def group(label, ends):
     return comparison.Group(label, {seed: row(end) for seed, end in ends.items()})
 
 
+@pytest.mark.slow
 def test_the_picture_of_methods_shows_means_and_intervals(tmp_path, figures, recwarn):
     """Guards against a band or a bar of standard errors, one column's curve for another's, and methods that look
     alike."""
@@ -547,6 +550,7 @@ def test_the_picture_of_methods_shows_means_and_intervals(tmp_path, figures, rec
     assert not recwarn.list  # as matplotlib's, where a long name leaves the curves no room
 
 
+@pytest.mark.slow
 def test_methods_differ_in_their_looks_as_far_as_there_are_any(tmp_path, figures):
     """All credit functions, and more: colour, line and marker of no two are the same."""
     analyze.draw_methods([group(f"m{i}", {0: 0.5}) for i in range(64)], tmp_path / "a.png")
@@ -583,6 +587,7 @@ def test_numbers_of_a_grade_are_in_the_tables(run, call):
 # ----------------------------------------------------------------------------------------------------- command line
 
 
+@pytest.mark.slow
 def test_a_run_that_only_evaluated_is_left_out(run, call):
     """Guards against one folder of --steps 0 that keeps the others from being read, and a table that is not shown."""
     evaluated = run.parent / "evaluated"

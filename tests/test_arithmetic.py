@@ -106,6 +106,7 @@ def test_the_work_is_linear_in_the_text(sign, end):
     assert calls(400) < 2.2 * calls(200)
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(-3, 12), min_size=1, max_size=4).map(sorted).map(tuple), st.data())
 @settings(max_examples=40, deadline=None)
 def test_next_calculations_are_those_of_brute_force(values, data):

@@ -41,6 +41,7 @@ def test_solutions_are_the_expressions_of_brute_force(numbers):
             assert not whole or all(type(v) is int and v >= 0 for a, _, b, result in solution for v in (a, b, result))
 
 
+@pytest.mark.slow
 def test_six_numbers_are_solved_or_refused_in_seconds():
     """Guards against the two and a half minutes that every way to combine them takes."""
     began = time.process_time()
@@ -64,6 +65,7 @@ def test_split_is_a_fixed_hash_and_ignores_the_order_of_the_numbers():
         assert task.split(Puzzle((a, b, 7), target)) == ("new_numbers" if new else "heldout" if heldout else "train")
 
 
+@pytest.mark.slow
 def test_generated_puzzles_are_distinct_ones_of_their_split_in_an_order_that_the_seed_decides():
     """Guards against numbers of NumPy's types, too, which JSON can't hold."""
     for part in ("train", "heldout", "new_numbers"):
@@ -76,6 +78,7 @@ def test_generated_puzzles_are_distinct_ones_of_their_split_in_an_order_that_the
         assert puzzles == task.load(part, 200) != task.generate_puzzles(200, part, seed=1)
 
 
+@pytest.mark.slow
 def test_generator_finds_every_puzzle_of_its_ranges_and_says_when_there_are_no_more():
     known = [p for p in itertools.starmap(Puzzle, sorted(universe(2, 2, 5, 12))) if task.split(p) == "train"]
     drawn = task.generate_puzzles(len(known), "train", 0, 2, 2, 5, 12)
@@ -160,6 +163,7 @@ PIECES = ["</think>\n<answer>", "</think>\n<answer>", "</answer>", "</answer>", 
 TEXTS = st.lists(st.sampled_from(PIECES), max_size=10).map("".join) | st.text(max_size=40)
 
 
+@pytest.mark.slow
 @settings(CALM, max_examples=300)
 @given(TEXTS, st.sampled_from((8, 8, 2, -1)))
 def test_reward_of_any_response_equals_a_grade_by_counting_and_cutting(text, target):
@@ -198,6 +202,7 @@ EDITED = st.builds(lambda text, at, new: text[: at % len(text)] + new + text[at 
                    st.integers(0, 99), HOSTILE)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("error")
 @settings(CALM, max_examples=1000)
 @given(EXPRESSIONS | EDITED | st.text("0123+-*/() ", max_size=8))

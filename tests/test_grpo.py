@@ -227,6 +227,7 @@ def take_update(model, batch, credit, **options):
     return grpo.update(Policy(model, None, None), optimizer, batch, credit, Settings(max_new_tokens=9, **options))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture, tied, checkpointed, temperature, kl, unbiased, micro_batch", [
     ("qwen2", True, False, 1.0, 0.0, False, 3), ("qwen2", True, False, 1.0, 0.3, True, 1),
     ("qwen3", False, True, 0.7, 0.5, False, 3), ("qwen3", False, True, 0.7, 0.0, False, 99),

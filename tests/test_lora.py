@@ -93,6 +93,7 @@ def test_a_new_adapter_changes_nothing_and_has_the_distribution_of_peft(family, 
         assert all(0.9 * bound <= numbers.abs().max() <= bound for numbers in (mine, x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family, tied, init", [
     ("qwen2", True, True), ("qwen3", False, "gaussian"), ("llama", True, "orthogonal"), ("qwen2", False, "eva"),
     ("qwen3", True, False)])
@@ -189,6 +190,7 @@ def test_adapters_in_other_formats_are_told_from_broken_ones(tmp_path):
 # ------------------------------------------------------------------------------------------------- a whole run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_run_trains_adapters_alone_and_is_resumed_to_the_byte(dtype, tmp_path):
     """Guards against a state with the frozen weights, a base that moves, and a run that goes on from new adapters."""
@@ -238,6 +240,7 @@ def test_the_reference_shares_the_base_and_keeps_the_adapters_it_began_with(trai
     assert_close(load_model(trained)(before.tokens), policy.reference(before.tokens), 1e-4)
 
 
+@pytest.mark.slow
 def test_the_command_line_takes_an_adapter_of_its_rank_alone(trained, tmp_path, refusal):
     """Guards against a traceback, and a run that resumes with another adapter."""
     folder = shutil.copytree(trained, tmp_path / "first") / "adapter"

@@ -219,6 +219,7 @@ WITHOUT_CALCULATIONS = {"first_error", "reward_decomposition", "causal_ablation"
                         "process_reward", "ppo_process"}
 
 
+@pytest.mark.slow
 @METHODS
 def test_credit_is_finite_and_ignores_padding_in_every_task(method, written, sampled):
     """Guards against an undocumented method, 0 / 0 where a token is certain, padding that counts, an unseeded random

@@ -53,6 +53,7 @@ def test_batches_hold_only_training_puzzles_and_mark_the_response(tokenizer, pol
             assert grade(tokenizer.decode(response)[0], puzzle)["format"] == 1
 
 
+@pytest.mark.slow
 def test_imitation_learns_the_responses_and_not_the_prompts(tokenizer, policy):
     """Guards against a loss on the wrong column or token: a model trained on one batch predicts its responses."""
     torch.manual_seed(0)
@@ -65,6 +66,7 @@ def test_imitation_learns_the_responses_and_not_the_prompts(tokenizer, policy):
     assert right[~response & ~padding].float().mean() < 0.2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["tiny", "small"])
 def test_reinforcement_can_teach_the_bundled_models(name):
     """Guards against a model that solves too few puzzles to get a reward or too many to improve, and one over 4 MB."""
@@ -75,6 +77,7 @@ def test_reinforcement_can_teach_the_bundled_models(name):
     assert 0.25 < success.mean() < 0.5
 
 
+@pytest.mark.slow
 def test_a_model_is_built_and_reported_on(run_program, tmp_path, monkeypatch, capsys):
     """Guards against a tokenizer that splits numbers, a folder that train.py can't load, and shares of another part."""
     monkeypatch.setattr(warm_start, "report", lambda folder, task: None)

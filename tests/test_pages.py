@@ -127,6 +127,7 @@ def test_every_column_is_explained():
     assert re.search(r"credit log has `([\w\s]+)`", text)[1].split() == [*metrics.CREDIT_LOG]
 
 
+@pytest.mark.slow
 def test_the_trackers_of_the_page_get_the_rows_of_the_run(run_program, tmp_path, monkeypatch):
     """With stand-ins for the libraries: guards against a row, a column or a step that they are not handed."""
     codes = re.findall(r"```python\n(.*?)```", PAGES[ROOT / "docs" / "running.md"], re.S)
@@ -197,10 +198,11 @@ COMMANDS_THERE = [
     "python call.py",
     *(f"python train.py --task {task} --model models/chat {TINY} --max_new_tokens 150 --out runs/{task}"
       for task in ("tool", "talking")),
-    "python compare.py"]
+    "python compare.py", next(c for c in COMMANDS if f"lab.truth.score --mitigation {NAME}" in c)]
 # Runs all of them in one process, since to import torch takes longer than most of them.
 SESSION = """
 import io, json, runpy, shlex, sys
+from importlib import import_module
 from models import warm_start
 warm_start.report = lambda *_: None  # takes minutes
 said, screen = {}, sys.stdout
@@ -208,7 +210,8 @@ for command in sys.argv[1:]:
     sys.argv = shlex.split(command.removeprefix("python ").removeprefix("-m "))
     sys.stdout = io.TextIOWrapper(io.BytesIO(), "utf-8")
     try:
-        warm_start.main() if "warm_start" in command else runpy.run_path(sys.argv[0], run_name="__main__")
+        program = sys.argv[0]
+        runpy.run_path(program, run_name="__main__") if program.endswith(".py") else import_module(program).main()
     except SystemExit as stop:
         if stop.code:
             raise
@@ -251,6 +254,7 @@ def in_copy(folder, *arguments):
     return result.stdout
 
 
+@pytest.mark.slow
 def test_the_function_is_listed_trains_a_step_and_passes_the_tests(copy):
     folder, said = copy
     formula = re.search('"""(.*)"""', IDEA)[1]
@@ -260,6 +264,13 @@ def test_the_function_is_listed_trains_a_step_and_passes_the_tests(copy):
             f"{NAME} or registered")
 
 
+@pytest.mark.slow
+def test_the_function_is_scored(copy):
+    assert f"| {NAME} power=0.5 (yours) " in copy[1][COMMANDS_THERE[-1]]
+    assert (copy[0] / "runs" / "truth" / f"score-{NAME}.png").is_file()
+
+
+@pytest.mark.slow
 def test_every_recipe_trains_as_it_says(copy):
     """Guards against a page that nobody followed: all its code, in both precisions, and the log by hand."""
     tokenizer = Tokenizer(copy[0] / "models" / "mine")
@@ -278,6 +289,7 @@ def test_every_recipe_trains_as_it_says(copy):
             np.testing.assert_allclose(log["credit"], (log["reward"] - low[log["group"]]) * weight, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_tool_of_the_page_trains_a_chat_model_in_several_turns(copy):
     """Guards against a page that nobody followed: by hand, and for two steps."""
     folder, said = copy
@@ -290,6 +302,7 @@ def test_the_tool_of_the_page_trains_a_chat_model_in_several_turns(copy):
     assert log["credit"].any() and log["turn"].max() > 0 < metrics["calls"][-1]
 
 
+@pytest.mark.slow
 def test_an_architecture_and_a_question_as_the_page_has_them(copy, tmp_path):
     assert float(copy[1]["python compare.py"]) < 1e-4
     row = re.search(r"```json\n(.*?)```", PAGES[ROOT / "docs" / "extend.md"], re.S)[1]

@@ -36,6 +36,7 @@ def on_drive(call, rename_folders):
     return rename
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rename_folders", [True, False])
 def test_a_run_on_a_drive_that_renames_no_open_folder_or_none(rename_folders, run_program, tmp_path, monkeypatch):
     """In an empty folder, too, but not among somebody's files."""
@@ -72,6 +73,7 @@ def test_a_start_that_fails_leaves_no_folder(tmp_path, monkeypatch):
     assert not (tmp_path / "r").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("output", [io.StringIO(), SimpleNamespace(write=(text := io.StringIO()).write,
                                                                    getvalue=text.getvalue), None],
                          ids=["notebook", "write", "none"])
@@ -97,6 +99,7 @@ def test_a_notebooks_own_words_are_no_flags(monkeypatch):
         assert asked.call_args.args[0] == []
 
 
+@pytest.mark.slow
 def test_the_way_home(run_program, tmp_path, monkeypatch, refusal):
     """No shell expands it after = or in quotes. A folder that has its name is ./~."""
     (tmp_path / "cwd").mkdir()

@@ -78,6 +78,7 @@ def test_adapters_are_in_the_dtype_of_the_arithmetic():
         assert {w.dtype for w in model.parameters() if not w.requires_grad} == {torch.bfloat16}
 
 
+@pytest.mark.slow
 def test_a_run_keeps_its_arithmetic(tmp_path, monkeypatch, capsys):
     """Also when it is resumed where bfloat16 is fast."""
     monkeypatch.setattr(launch, "product_seconds", lambda dtype: 7.0 if dtype == torch.bfloat16 else 1.0)

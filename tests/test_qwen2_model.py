@@ -39,6 +39,7 @@ def edit_tensors(folder: Path, change: Callable[[dict[str, Tensor]], object]) ->
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family, tied, options", [
     ("qwen2", True, {}), ("qwen2", False, {"num_key_value_heads": 1, "head_dim": 16}),
     ("qwen3", True, {"rms_norm_eps": 0.01}), ("qwen3", False, SCALED),

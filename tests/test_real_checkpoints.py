@@ -79,6 +79,7 @@ TEMPLATE = """{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['c
 MESSAGES = [{"role": "user", "content": "How many?"}]
 
 
+@pytest.mark.slow
 @FAMILIES
 def test_a_trained_checkpoint_is_whole(family, run_program, tmp_path):
     """transformers reads it as the same model, and what it saves again, in shards, is read here as the same.
@@ -128,11 +129,13 @@ def assert_same_ends(folder, task="countdown", T=64):
     assert sum(end < T for end in ends) > 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [folder.name for folder in BUNDLED.parent.glob("*-*")])
 def test_transformers_ends_the_responses_of_a_bundled_model(name):
     assert_same_ends(BUNDLED.with_name(name), name.partition("-")[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("swapped, config, generation", [
     (False, {}, None), (True, {"eos_token_id": 1, "pad_token_id": 0, "repetition_penalty": 1.1}, None),
     (False, {}, {"eos_token_id": 0, "temperature": 0.7, "do_sample": True}),

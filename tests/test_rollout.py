@@ -171,6 +171,7 @@ def test_a_query_without_its_model_says_who_may_ask_for_it(policy):
         ask.reference_logprob
 
 
+@pytest.mark.slow
 def test_what_a_head_says_on_padding_does_not_count(policy):
     """With lambda = 1 credit is r - V_t. Guards against a value after the last token that is the padding's, or NaN; and
     against a head whose mistake is blamed on the credit function."""
@@ -219,6 +220,7 @@ def test_the_model_runs_once_only_when_asked_and_is_counted(policy, random_model
     assert responses + 4 <= ask.tokens_sampled <= responses + 2 * 6 + 2 * 7
 
 
+@pytest.mark.slow
 def test_continuations_do_not_depend_on_how_many_are_sampled_together(hashed, monkeypatch):
     """Guards against values that are mixed up between chunks, randomness that depends on a memory setting, and the
     token of another prefix, which the continuations of one would leave out instead."""
@@ -245,6 +247,7 @@ def test_continuations_do_not_depend_on_how_many_are_sampled_together(hashed, mo
     assert texts == [batch.prompts[batch.group[i]] + batch.tokens[i, :t].tolist() for i, t in places for _ in range(4)]
 
 
+@pytest.mark.slow
 def test_a_coin_grades_responses_and_continuations(policy):
     """Guards against a placebo that sees the real grades of continuations, or tosses their responses' coins again, and
     against coins shared by steps or seeds."""
@@ -279,6 +282,7 @@ def test_where_all_rewards_are_equal_measured_credit_is_exactly_0(responses, rew
         assert not credit.any()
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_rollouts_and_the_oracle_converge_to_the_exact_values():
     """Guards against any bias: with five tokens and a limit of three, all continuations can be counted."""

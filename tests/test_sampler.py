@@ -117,6 +117,7 @@ def windowed(plain: torch.nn.Module, monkeypatch) -> torch.nn.Module:
     return hf.eval()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family, constrained, temperature, greedy, window, way", [
     ("qwen2", False, 1.0, False, False, ""), ("llama", True, 0.7, False, False, ""),
     ("qwen3", True, 0.7, True, False, ""), ("llama", False, 0.7, False, False, "row by row"),

@@ -21,6 +21,7 @@ from tasks.math_task import Problem, number
 from tests.fixtures import spans_of
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name, content", [("latin", lambda puzzle: str(latin_task.solution(puzzle.id))),
                                            ("math", lambda problem: problem.steps)])
 def test_splits_are_apart_and_demonstrations_right_or_not(name, content):
@@ -61,6 +62,7 @@ OTHER = SQUARE.translate(str.maketrans("12", "21"))
 FIRST = math_task.load("train", 1)[0].question
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name, data, heldout, kept", [
     ("latin", f"_{SQUARE[1:]}\n_{OTHER[1:]}", f"{SQUARE[:-1]}_", [f"_{OTHER[1:]}"]),
     ("math", 'question,answer\n"Ann  has\n3?",3\nBen has 4?,4', "question,answer\nAnn has 3?,3", ["Ben has 4?"]),

@@ -217,6 +217,7 @@ def test_a_prompt_that_loses_characters_is_refused(change, lost, tmp_path):
 WRITTEN = [" -", "-", " ", "<", "/", ">", "\n", "a", "\u00e9", TAG, EMOJI]
 
 
+@pytest.mark.slow
 @settings(CALM, max_examples=200)
 @given(st.lists(st.tuples(st.lists(st.sampled_from([*WRITTEN, "<|im_start|>", "<|im_end|>"])).map("".join),
                           st.lists(st.sampled_from(WRITTEN)).map("".join)), min_size=1))
@@ -249,6 +250,7 @@ def test_folders_without_a_byte_level_tokenizer_that_has_an_end_token_are_refuse
             Tokenizer(tmp_path)
 
 
+@pytest.mark.slow
 @settings(CALM, max_examples=700)
 @given(st.lists(st.integers(0, len(TOKENS) + 5) | st.integers(128, 255) | st.sampled_from(b"\xe2\xf0\x9f\xc3"),
                 max_size=12))

@@ -164,6 +164,7 @@ def whole_letters(parts, values):
             np.array([max(values[piece], key=abs) for piece in pieces]))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="Chromium runs the page, and is not here")
 @pytest.mark.parametrize("width", [360, 1100])
 def test_a_browser_shows_every_response_by_every_measure(page, width):

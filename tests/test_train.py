@@ -85,6 +85,7 @@ def credit_log(folder, step=1):
 # ------------------------------------------------------------------------------------------------- a whole run
 
 
+@pytest.mark.slow
 def test_metrics_agree_with_the_credit_log(tmp_path, monkeypatch):
     """Each column is computed again from the flat log, which names the puzzles, as samples.txt does. Another seed
     differs, but for what is evaluated."""
@@ -125,6 +126,7 @@ def test_metrics_agree_with_the_credit_log(tmp_path, monkeypatch):
     assert rows(other)[1]["loss"] != table[0]["loss"] and rows(other)[0] == start
 
 
+@pytest.mark.slow
 def test_every_flag_reaches_the_update(quick, tmp_path, monkeypatch):
     """Guards against clips or betas in the wrong order, a learning rate that is a step late, a trained reference."""
     begun, calls, rates = load_model(BUNDLED, dtype=torch.bfloat16), [], []
@@ -173,6 +175,7 @@ def test_the_log_holds_the_credit_that_the_flags_ask_for(quick, tmp_path):
     assert set(log["credit"][taught] / log["advantage"][taught]) == {0, 0.25, 1}
 
 
+@pytest.mark.slow
 def test_a_bfloat16_run_learns_and_its_checkpoint_has_the_weights_that_it_samples_from(tmp_path, capsys, monkeypatch):
     """A run of no steps, which only evaluates, finds the same success at the checkpoint as the run at its end. Killed
     after its last step, that run measures nothing again: on another machine it would differ."""
@@ -216,6 +219,7 @@ def test_only_heldout_puzzles_are_measured(tmp_path, monkeypatch, capsys):
     assert train.measure_end(unmeasured)["heldout_success"] == 0.5
 
 
+@pytest.mark.slow
 def test_how_many_responses_are_evaluated_at_once_changes_nothing(monkeypatch):
     """Nor is there chance in greedy ones."""
     s, puzzles, widths, sample = Settings(questions=1, responses=4), GENERATE(9, "heldout"), [], train.respond
@@ -253,6 +257,7 @@ def everything():
     return policy, Optimizer(policy.model, 1e-3), batch
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name, options", [
     *((name, {"k": 2} if name == "oracle" else {}) for name in CREDIT_FUNCTIONS), ("first_error", {"solver": True}),
     ("reward_decomposition", {"stepwise": True}), ("vineppo", {"cuts": "uncertain"}),
@@ -326,6 +331,7 @@ def loss_that_adds(**columns):
     return lambda logprob, *others: (*LOSSES["cispo"](logprob, *others), {k: f(logprob) for k, f in columns.items()})
 
 
+@pytest.mark.slow
 def test_columns_of_a_head_a_loss_and_a_grade(quick, tmp_path, monkeypatch, refusal):
     """Guards against a column that is lost, or averaged over padding, and a resumed run whose rows don't fit."""
     grade = lambda text, puzzle: {"answer": np.bool_(len(text) % 2), "format": True, "letters": np.int64(len(text)),
@@ -439,6 +445,7 @@ class RunningMean(torch.nn.Module):
         return {"baseline": self.mean}
 
 
+@pytest.mark.slow
 def test_the_memory_of_a_head_begins_with_the_run_and_is_resumed(quick, tmp_path, monkeypatch):
     """A mean that moves by a tenth towards rewards of -1 is -(1 - 0.9^k) after step k."""
     monkeypatch.setattr(countdown_task, "grade", lambda *_: {"answer": 1, "format": 0})
@@ -455,6 +462,7 @@ def test_the_memory_of_a_head_begins_with_the_run_and_is_resumed(quick, tmp_path
 # ---------------------------------------------------------------------------------------------- kill and resume
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_while_it_writes_is_the_same_in_the_end(tmp_path):
     """Again and again: between a model and its state, in a checkpoint, before final.json. Guards against what depends on a
     buffer, or on half a file."""
@@ -470,6 +478,7 @@ def test_a_run_that_is_killed_while_it_writes_is_the_same_in_the_end(tmp_path):
     assert not torch.equal(start, end)
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_one_sentence_and_loses_no_state(quick, undisturbed, tmp_path, monkeypatch, capsys):
     """It is full before the run begins, or with its first state. (capsys: what is printed goes into no file.)"""
     monkeypatch.chdir(tmp_path)
@@ -500,6 +509,7 @@ def undisturbed(tmp_path_factory):
         return storm.contents(Path())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number, owner, name, step, kept", [
     ("SIGINT", train, "rollout", 3, 2), ("SIGTERM", train, "rollout", 1, 0), ("SIGTERM", train, "update", 3, 3),
     ("SIGHUP", Optimizer, "round_into_model", 3, 3), ("SIGTERM", run_folder, "append_row", 4, 4),
@@ -529,6 +539,7 @@ def test_a_run_that_is_stopped_resumes_after_its_last_whole_step(number, owner, 
     assert storm.contents(Path()) == undisturbed
 
 
+@pytest.mark.slow
 def test_a_run_is_resumed_with_less_memory_and_says_so(quick, tmp_path, capsys, refusal):
     """Guards against a run that is stuck where memory ran out, other random numbers, and a change nobody can see."""
     one, two = tmp_path / "one", tmp_path / "two"
@@ -552,6 +563,7 @@ def test_a_run_is_resumed_with_less_memory_and_says_so(quick, tmp_path, capsys, 
         np.testing.assert_allclose(a["credit"], b["credit"], atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_run_of_an_older_version_is_resumed(quick, tmp_path):
     """Which has a setting that is gone, and lacks columns of metrics.csv: they begin with the next step."""
     one, old = tmp_path / "one", tmp_path / "old"
@@ -576,6 +588,7 @@ def test_a_run_of_an_older_version_is_resumed(quick, tmp_path):
             np.testing.assert_array_equal(found[name][3 * added :], known[name][3 * added :])
 
 
+@pytest.mark.slow
 def test_what_a_run_rests_on_may_move(quick, tmp_path, monkeypatch, refusal):
     """It is known by its checksum. Guards against another file in its place, in silence, too."""
     here, there = tmp_path / "here", tmp_path / "far" / "there"
@@ -702,6 +715,7 @@ BUGS = {"FileNotFoundError": "open('nowhere')", "JSONDecodeError": "json.loads('
         "ValueError": "raise ValueError('this')", "BrokenPipeError": "raise BrokenPipeError"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind, owner, name", [(kind, *place) for kind, place in zip(cycle(BUGS), [
     *((countdown_task, name) for name in ("load", "prompt", "grade", "roles", "key", "show")), (guess_task, "reply"),
     (SHAPINGS, "none"), (ADVANTAGES, "grpo"), (LOSSES, "ppo"), (LOSS_NORMS, "token"), (KL_GRADIENTS, "k3"),
@@ -723,6 +737,7 @@ def test_an_error_in_somebody_s_function_has_its_place(kind, owner, name, tmp_pa
     assert f"({kind} in broken, line 5 of {file})" in said
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_ends_in_one_sentence(quick, tmp_path, monkeypatch, refusal):
     """Ctrl-C before the first step, credit that is infinite where the rehearsal does not look, a loss that diverges,
     and no memory."""

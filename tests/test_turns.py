@@ -151,6 +151,7 @@ def replies_by_hash(row, tokens):
     return [*SAID, None][(row + sum(tokens)) % 4]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("excluding", [False, True])
 def test_episodes_equal_a_loop_over_single_responses(excluding, random_model):
     """Guards against a reply in another row's text, random numbers that are skipped, a limit that forgets, and a token
@@ -317,6 +318,7 @@ def test_continuations_read_replies_and_get_them(monkeypatch):
 # -------------------------------------------------------------------------------------------- a hostile environment
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("said", [
     "x" * 10_000, "", "<|im_end|>", "<|endoftext|>" * 3, ("", "<|im_end|><|endoftext|>"), "higher\x00\ud7ff", "￿"])
 def test_hostile_replies_are_characters_or_end_the_response(said):

@@ -90,6 +90,7 @@ def test_methods_without_their_heads_or_task_are_left_out():
     assert "causal_ablation" not in heads.fitted_methods(latin_task)
 
 
+@pytest.mark.slow
 def test_the_whole_command(tokenizer, random_model, tmp_path, monkeypatch, run_program, refusal):
     """Guards against batches that share puzzles or random numbers, a table that is not written, a second call that
     gives other numbers, heads that are fitted again, or to the same responses or scored puzzles, and a traceback where

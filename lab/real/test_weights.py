@@ -73,6 +73,7 @@ def test_a_gguf_becomes_the_model_and_the_tokenizer_that_it_was_made_from(family
     assert (hf.eos_token, hf.pad_token, ours.size) == ("<|im_end|>", "<|endoftext|>", len(TOKENS) - 1)
 
 
+@pytest.mark.slow
 def test_packages_are_joined_in_order_and_checked(run_program, refusal, tmp_path, monkeypatch, capsys):
     """Guards against pieces in another order, a broken package, half a folder, and one that was there before."""
     for i in range(2):

@@ -55,6 +55,7 @@ def screened(tmp_path, monkeypatch, run_program):
     return screen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mean, control, costs, steps, cost, controls", [
     (0.4, 0.4, (1, 1), ("kill", 0.4), ("kill", 0.4), 0), (0.4, 0.3, (3, 1), ("kill", 2), ("try", 2), 3),
     (0.505, 0.4, (1, 1), ("kill", 2), ("kill", 2), 0), (0.6, 0.4, (1, 1), ("try", 2), ("try", 2), 3),
@@ -87,6 +88,7 @@ def test_what_a_kill_excludes_is_said(screened, capsys):
     assert said == pytest.approx(0.5 + 0.68 * 1.833, abs=0.25)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("minutes, runs, word", [(4, 0, None), (5, 1, "too early"), (9, 2, "too early"), (20, 2, "try")])
 def test_no_run_is_started_that_ends_too_late(screened, capsys, monkeypatch, minutes, runs, word):
     """Guards against a word that is missing without a reason, and hours for 20 minutes. A run is taken for 250 seconds,
@@ -102,6 +104,7 @@ def test_no_run_is_started_that_ends_too_late(screened, capsys, monkeypatch, min
     assert ("would take about 4:10: left out" in text) == (minutes < 13)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mean, on_math, found", [(0.6, 0.4, "kill"), (0.6, 0.7, "try"), (0.4, 0.7, None)])
 def test_further_tasks(screened, capsys, mean, on_math, found):
     """Guards against another task's rows, work on what Countdown killed, and a task that kills without being named."""
@@ -205,6 +208,7 @@ def test_what_is_simulated_is_what_the_screen_says(shape, lead):
             assert (e.word, e.decided) == (word, pytest.approx(took))
 
 
+@pytest.mark.slow
 def test_what_was_simulated_is_as_written():
     """And what the page promises of each shape: false kills and tries, power, and the time of a kill."""
     file = Path(simulation.__file__).with_name("simulation.md")

@@ -37,6 +37,7 @@ def test_rates_are_tried_outwards_while_the_best_is_at_an_edge(room):
     assert judged.arms == {"ppo": "ppo --lr 0.0004"} and "--eval_problems 2048" in judged.alike
 
 
+@pytest.mark.slow
 def test_the_puzzles_that_judge_chose_no_rate(tmp_path, monkeypatch):
     """Guards against puzzles of stage one, of training, or twice."""
     monkeypatch.setattr(program, "PUZZLES", tmp_path / "puzzles.jsonl")

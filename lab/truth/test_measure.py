@@ -93,6 +93,7 @@ def test_what_is_missing_is_announced_by_hand(capsys):
     assert capsys.readouterr().out == f"64 rollouts are missing, about {16 * 3 + 24 + 24} tokens: at most about 0:24\n"
 
 
+@pytest.mark.slow
 def test_rollouts_are_the_same_however_they_are_sampled(tmp_path, monkeypatch):
     """Guards against random numbers that repeat, or shift with chunks, a second call or the other responses, and counts
     that are half written when a run is stopped."""
@@ -147,6 +148,7 @@ def test_columns_of_responses_labelled_by_hand():
     assert gt.solver_columns("abc", [(0, 3)], None, SimpleNamespace()).tolist() == [[-1], [-1]]
 
 
+@pytest.mark.slow
 def test_values_converge_to_those_of_all_continuations():
     """Guards against rollouts with another limit, first token, prefix or puzzle, and errors that do not fit."""
     policy = tiny_policy()
@@ -180,6 +182,7 @@ def test_values_converge_to_those_of_all_continuations():
         f"{np.linalg.norm(truth['a_star_error'][tried]) / tried.sum() ** 0.5:.3f}"]
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path, monkeypatch, run_program, refusal):
     """Guards against columns that a reader lacks, methods left out, a second call that begins again or fits the critic
     again, rollouts of other responses, a picture of another method's credit, and a traceback on Ctrl-C."""
@@ -224,6 +227,7 @@ def test_the_command(tmp_path, monkeypatch, run_program, refusal):
         gt.read_rollouts(saved | {"token": saved["token"][::-1]}, folder / "ground_truth.npz")
 
 
+@pytest.mark.slow
 def test_the_task_and_the_command_of_a_readers_own_prompts(tmp_path, monkeypatch, run_program):
     """Those of docs/trl.md, with fewer rollouts: guards against another prompt or grade than that of the rows."""
     page = (Path(gt.__file__).parents[2] / "docs" / "trl.md").read_text(encoding="utf-8")

@@ -47,6 +47,7 @@ def test_the_best_method_is_one_with_a_score():
     assert sc.best_method({name: sc.Estimate(rank) for name, rank in ranks.items()}) == "ktae"
 
 
+@pytest.mark.slow
 def test_the_command_scores_and_draws_the_credit(published, run_program, tmp_path, monkeypatch, capsys):
     """Guards against hyper-parameters or an advantage that never reach the function, and credit of another token."""
     drawn, scored, draw = [], [], sc.draw
@@ -84,6 +85,7 @@ def test_a_score_in_words(location, rank, places, signs):
     assert places in said and signs in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words, fault, said", [
     ("mine", {}, "batch.grades has no letters: the grade of this task"),
     ("ppo", {}, "critic.safetensors"), ("none --truth nowhere", {}, "nowhere"),
@@ -102,6 +104,7 @@ def test_what_cannot_be_scored_is_one_sentence(words, fault, said, published, tm
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_published_credit_and_scores_come_out_again(published):
     """Guards against a batch that looks the same and gets other credit, random draws and normalization included, and
     scores by another recipe than that of the table beside which they are shown."""
