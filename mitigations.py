@@ -196,10 +196,10 @@ def regrade_ablation(batch: TokenBatch, tokens: bool = False) -> Tensor:
     """credit = A * |r - r of the text without it| on each calculation: remove it and grade again
     (the original work).
 
-    Strategy 5 removes a token: that is tokens=True. The reward looks at the answer and the tags
-    alone. So removing a calculation from the thoughts changes nothing: in most responses all
-    weights are 0, which is plain GRPO. Removing a token of a tag or of a right answer changes it.
-    How much a token changed the chance of success: lab/truth/measure.py.
+    Strategy 5, there `causal intervention`, removes a token: that is tokens=True. The reward looks
+    at the answer and the tags alone. So removing a calculation from the thoughts changes nothing:
+    in most responses all weights are 0, which is plain GRPO. Removing a token of a tag or of a
+    right answer changes it. How much a token changed the chance of success: lab/truth/measure.py.
     """
     weight = batch.advantage.new_zeros(batch.mask.shape)  # (B, T)
     for i, spans in enumerate(batch.spans):

@@ -1,11 +1,12 @@
 """The laboratory's commands: each of its pages runs, and one that cannot work is refused in one sentence at once."""
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import analyze
-from lab import heads, pages, redo
+from lab import heads, pages, redo, versions
 from lab.gradients import measure as gradients
 from lab.truth import measure as ground_truth
 from methods.registry import CREDIT_FUNCTIONS, ORDER
@@ -33,7 +34,7 @@ def test_a_wrong_command_is_refused_in_one_sentence(program, words, said, refusa
 
 
 TESTED = {"gradients.measure", "pages", "real.weights", "redo", "screen", "screen.calibrate", "screen.simulation",
-          "original.run", "survive.run", "truth.chance", "truth.measure", "truth.score"}  # here, or where they are
+          "original.run", "survive.run", "truth.chance", "truth.measure", "truth.score", "versions"}  # here, or where they are
 
 
 def test_the_pages_are_as_written(run_program, monkeypatch):
@@ -51,3 +52,17 @@ def test_every_command_of_the_pages_is_run():
     named = {name for page in ROOT.rglob("*.md")
              for name in re.findall(r"python -m lab\.([a-z_.0-9]*[a-z0-9])", page.read_text(encoding="utf-8"))}
     assert named <= TESTED
+
+
+def test_the_newest_versions_are_tried_without_pins(run_program, refusal, monkeypatch, capsys):
+    """Guards against a pin that stays, a package that is left out, and a failure that nobody hears of."""
+    said, code = [], [0]
+    answer = SimpleNamespace(stdout="torch==9\nother==1\n")
+    monkeypatch.setattr(versions.subprocess, "run", lambda words, **_: said.append([*map(str, words)]) or SimpleNamespace(
+        **vars(answer), returncode=code[0] * ("pytest" in words)))
+    run_program(versions, "--python", "python9")
+    assert said[0][:3] == ["python9", "-m", "venv"] and said[-1][-2:] == ["-m", "not slow"]
+    assert said[1][5:] == versions.names() and {"torch", "transformers", "trl", "peft", "numpy"} < {*versions.names()}
+    assert "torch==9" in capsys.readouterr().out.splitlines()
+    code[0] = 1
+    assert "don't pass" in refusal(versions)
