@@ -1,5 +1,5 @@
 """Fill the pages of docs/, lab/ and findings/: tables from the rooms, methods.md from the credit functions' docstrings,
-and the lists of findings/README.md from its scripts' first lines.
+the lists of findings/README.md from its scripts' first lines, and README's counts of lines that are a tenth off.
 
     python -m lab.NAME.run --tables       a room's tables, from its rows
     python -m lab.pages                   then the pages
@@ -87,6 +87,20 @@ def findings(page: str) -> str:
     return LIST.sub(lambda match: f"<!-- {match[1]} -->\n{lists[match[1]]}<!-- end -->", page)
 
 
+def counted(page: str) -> str:
+    """README with the number of lines of each row of its files, where that is more than a tenth off."""
+    above, rows, below = re.split(r"(?<=\n\|---\|--:\|---\|\n)(.*?)(?=\n\n)", page, maxsplit=1, flags=re.S)
+    single = {ROOT / name for name in re.findall(r"\[([\w./]+\.py)\]", rows)}
+
+    def count(row: re.Match) -> str:
+        names, said = re.findall(r"\[([\w./]+)\]", row[1]), int(row[2].replace(",", ""))
+        files = [file for name in names
+                 for file in ({*(ROOT / name).rglob("*.py")} - single if name.endswith("/") else [ROOT / name])]
+        found = sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files)
+        return row[0] if abs(found - said) <= 0.1 * found else f"{row[1]}{round(found, -1 if found < 1000 else -2):,}|"
+    return above + re.sub(r"^(\|.*?\|)([\d,]+)\|", count, rows, flags=re.M) + below
+
+
 @one_sentence()
 def main() -> None:
     """Fill the tables of all pages, and write methods.md."""
@@ -103,6 +117,8 @@ def main() -> None:
     pages[index] = LIST.sub(overview, before) + "\n".join(map(describe, CREDIT_FUNCTIONS.values())) + closing + after
     index = ROOT / "findings" / "README.md"
     pages[index] = findings(index.read_text(encoding="utf-8"))
+    index = ROOT / "README.md"
+    pages[index] = counted(index.read_text(encoding="utf-8"))
     for page, text in pages.items():
         page.write_text(text, encoding="utf-8")
     print(f"filled {len(pages)} pages of docs/, lab/ and findings/")

@@ -56,6 +56,17 @@ def test_a_block_is_filled_with_its_columns_and_rows(tmp_path, monkeypatch):
             pages.BLOCK.sub(pages.fill, f"<!-- lab/a.md | {asked} -->\n<!-- end -->")
 
 
+def test_lines_are_counted_where_they_are_a_tenth_off(tmp_path, monkeypatch):
+    """By hand: a file that is off, one that is not, a folder without the file that has a row of its own, and no count."""
+    monkeypatch.setattr(pages, "ROOT", tmp_path)
+    (tmp_path / "d").mkdir()
+    for name, lines in (("a.py", 20), ("b.py", 31), ("d/c.py", 1234), ("d/e.py", 50)):
+        (tmp_path / name).write_text("x\n" * lines)
+    rows = "|[a.py](a.py)|90|a|", "|[b.py](b.py)|29|b|", "|[d/](d)|9|c|", "|[d/e.py](d/e.py)|50|e|", "|[f](f)| |x|"
+    page = "\n".join(["# T", "", "|file|lines| |", "|---|--:|---|", *rows, "", "|a|9|", ""])
+    assert pages.counted(page) == page.replace("|90|", "|20|").replace("|9|c", "|1,200|c")
+
+
 @pytest.mark.parametrize("script", sorted((ROOT / "findings").glob("*.sh")), ids=lambda path: path.name)
 def test_a_finding_stands_alone(script):
     """Guards against a script that nobody can run, or that shows our own faults."""

@@ -65,16 +65,9 @@ def test_a_linked_name_is_in_the_file_it_leads_to(page):
 
 
 def test_files_of_the_tree_and_of_commands_exist():
-    """And have about as many lines as README says: a reader's own function may be among them."""
+    """The lines that README counts are those of its rows' files: `python -m lab.pages` writes what is a tenth off."""
     table = re.search(r"## The files.*?\n\|--.*?\n(.*?)\n\n", PAGES[ROOT / "README.md"], re.S)[1]
-    single = {ROOT / name for name in re.findall(r"\[([\w./]+\.py)\]", table)}
-    for row in table.splitlines():
-        names, lines = re.findall(r"\[([\w./]+)\]", row.split("|")[1]), row.split("|")[2].replace(",", "")
-        files = [file for name in names for file in (
-            {*(ROOT / name).rglob("*.py")} - single if name.endswith("/") else [ROOT / name])]
-        found = sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files)
-        assert all((ROOT / name).exists() for name in names)
-        assert abs(found - int(lines.strip() or 0)) <= 0.1 * found or not lines.strip(), (row, found)
+    assert all((ROOT / name).exists() for name in re.findall(r"\[([\w./]+)\]", table))
     assert any(c.startswith("pip install -r tests/requirements.txt") for c in COMMANDS)
     for command in COMMANDS:
         for name in re.findall(r"[\w/]+\.(?:py|txt)\b", command.replace("path/to/my_task.py", "")):
