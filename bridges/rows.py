@@ -14,6 +14,7 @@ from bridges import own_modules
 with own_modules():
     from plumbing.files import require
     from plumbing.metrics import number
+    from plumbing.terminal import follow
     from plumbing.tokenizer import Tokenizer
     from rollout import Policy
     from tasks.data import raw_rows
@@ -35,7 +36,7 @@ def read_rollouts(files: list[Path], policy: Policy) -> tuple[list, list[str]]:
     found, told = [], Counter()
     for file in files:
         latest = -math.inf
-        for place, parse in raw_rows(file):
+        for place, parse in follow(f"reading {file}", raw_rows(file)):
             try:
                 rollout = parse_row(parse(), policy.tokenizer, policy.model.config, told)
                 require(rollout.step >= latest,

@@ -13,16 +13,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, Collection, Iterator
 
-EVERY = 10  # seconds between two lines of Progress
+FIRST, EVERY = 2, 10  # seconds before the first line of Progress, and between two
 PYTHON, HOME = ("<frozen", sysconfig.get_path("stdlib")), Path(__file__).resolve().parents[1]  # whose code is where
 
 
 class Progress:
-    """`name: done/total, ETA`, a line every EVERY seconds."""
+    """`name: done/total, ETA`, a line after FIRST seconds and then every EVERY seconds."""
 
     def __init__(self, name: str, total: int):
         self.name, self.total = name, total
-        self.start = self.last = time.perf_counter()
+        self.start = time.perf_counter()
+        self.last = self.start + FIRST - EVERY  # as if a line had been shown
 
     def show(self, done: float) -> None:
         """Print how much is done, and the ETA, if the last line is old enough."""
