@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # in short (trl): Reward functions of one name, such as two lambdas, share one column of GRPOTrainer's logs, which shows
-# the mean of both. A __name__ each prevents it.
+# the mean of both. Give each a __name__.
 # guessed: two reward functions of the same name are refused, or their columns get numbers, since each has a weight of its
 # own in reward_weights
 # seen: nothing is said. Both are paid, each with its weight, but rewards/<name>/mean and /std hold both functions'
