@@ -64,6 +64,8 @@ SIZES = {  # what differs from CONFIG
     "small": {"hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 3, "num_attention_heads": 2,
               "num_key_value_heads": 1},  # 0.2 million parameters
     "tiny": {},  # 0.9, the bundled model
+    "large": {"hidden_size": 256, "intermediate_size": 832, "num_attention_heads": 8,
+              "num_key_value_heads": 4},  # 3.6
 }
 PAD, END = "<|endoftext|>", "<|im_end|>"
 TOKENIZER_CONFIG = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END, "pad_token": PAD}

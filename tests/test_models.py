@@ -53,6 +53,15 @@ def test_batches_hold_only_training_puzzles_and_mark_the_response(tokenizer, pol
             assert grade(tokenizer.decode(response)[0], puzzle)["format"] == 1
 
 
+def test_sizes_are_about_four_times_apart(tokenizer):
+    """By hand: an embedding, and of each layer q, k, v, o, gate, up, down, two norms and the biases; a last norm."""
+    for name, D, M, layers, q, k in (("small", 64, 192, 3, 64, 32), ("tiny", 128, 384, 4, 128, 64),
+                                     ("large", 256, 832, 4, 256, 128)):
+        found = sum(p.numel() for p in warm_start.new_model(tokenizer.size, name).parameters())
+        assert found == tokenizer.size * D + layers * (2 * D * q + 2 * D * k + 3 * D * M + 2 * D + q + 2 * k) + D
+    assert 3.9 < found / 888_832 < 4.1
+
+
 @pytest.mark.slow
 def test_imitation_learns_the_responses_and_not_the_prompts(tokenizer, policy):
     """Guards against a loss on the wrong column or token: a model trained on one batch predicts its responses."""
