@@ -74,7 +74,8 @@ def test_a_finding_stands_alone(script):
     assert os.access(script, os.X_OK)
     found = pages.FINDING.match(text)
     named = found["packages"].replace("\n# ", " ").replace(" ", "==").replace(",==", " ")
-    assert f"pip install -q {named}\n" in text and len(found["short"].replace("\n# ", " ").split()) <= 25
+    assert f"pip install -q {named}\n" in text
+    assert len(found["short"].replace("\n# ", " ").split()) <= 25, "what is in short has at most 25 words"
     assert not {path.stem for path in ROOT.iterdir()} & set(re.findall(r"(?:import|from) (\w+)", text))
 
 

@@ -9,6 +9,6 @@ ORDER = ("none", "entropy_ratio", "learned_importance", "attention_credit", "rew
          "advantage_reweighting", "prefix_tree", "tempo", "optimal_baseline", "gtpo", "ktae", "first_error",
          "causal_ablation", "vineppo", "dpo", "ppo", "value_change", "process_reward", "ppo_process",
          "turn_mean", "turn_vine", "turn_baseline",
-         "random", "inverted", "shuffled", "share", "positives", "expert_iteration", "oracle")  # in --help; yours last
+         "random", "inverted", "shuffled", "share", "positives", "expert_iteration", "oracle")  # in --help; an unlisted one is last
 for name in (*ORDER, *[own for own in CREDIT_FUNCTIONS if own not in ORDER]):
     CREDIT_FUNCTIONS[name] = CREDIT_FUNCTIONS.pop(name)  # moves it to the end
