@@ -157,6 +157,7 @@ def padded(rows):
                "global_step": 7, "reward": row["reward"], "advantages": [float(i)] * C, "step": None, "surplus": i}
 
 
+@pytest.mark.slow
 def test_other_programs_names_and_padding(sampled, tmp_path):
     """Guards against columns that are dropped in silence, padding that is read as text, and a mask of one kind alone."""
     batch, rows = sampled
@@ -179,6 +180,7 @@ def test_other_programs_names_and_padding(sampled, tmp_path):
     assert "not read: the column surplus (12 rows)" in read(tmp_path / "b", tmp_path / "verl.parquet")[2]
 
 
+@pytest.mark.slow
 def test_what_is_odd_in_rows_is_told(sampled, tmp_path):
     """A null group is no name; a part of the reward that the first row lacks; no sampled token; a sign turned round;
     advantages by token; and another credit than the recorded one."""
@@ -230,6 +232,7 @@ def test_groups_of_another_size_are_compared_within_themselves_aloud(sampled, tm
     assert read(tmp_path / "e", rows, "--every", 2)[1]["their_step"][1:].tolist() == [2, 5]
 
 
+@pytest.mark.slow
 def test_each_step_is_read_by_its_checkpoint(sampled, tmp_path, refusal):
     """Against transformers and PEFT: another model or adapter for some steps. Guards against the step's own weights,
     which it has trained, and against the last ones."""

@@ -283,6 +283,7 @@ def only(batch, rows, G):
     return replace(small, advantage=compare(small))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["none", "entropy_ratio", "ktae", "first_error", "turn_baseline", "tempo",
                                   "optimal_baseline", "prefix_tree", "positives", "expert_iteration"])
 def test_a_response_without_a_reward_is_as_if_it_were_not_there(name, sampled, monkeypatch):
@@ -378,6 +379,7 @@ def test_reward_functions_of_one_name(sampled, monkeypatch):
         assert torch.equal(found.success, column.float())
 
 
+@pytest.mark.slow
 def test_a_patched_method_s_values_are_used(sampled, monkeypatch):
     """As faster trainers replace TRL's. Guards against an AttributeError, and values of another method."""
     folder, batch, _ = sampled
@@ -545,6 +547,7 @@ def test_what_tools_say_is_no_token(name, tmp_path, monkeypatch, run_program):
     torch.testing.assert_close(torch.from_numpy(log["credit"]), paid[mine], atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_script_of_the_course_trains(tmp_path, monkeypatch):
     """docs/course.md's, made short: it is what a student starts."""
     page = (ROOT / "docs" / "course.md").read_text(encoding="utf-8")

@@ -8,6 +8,7 @@ from tests.fixtures import check_texts
 PIECES = (" Try", " 3", " +", " 4", "</think>", "\n", "<answer>", "7", "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pieces", [PIECES, (" +", " 4", "")], ids=len)
 def test_picture_shows_tokens_and_shades(pieces, tmp_path, figures):
     """Guards against shades that are off by a token, or of another response or measure, and tokens that vanish or

@@ -294,6 +294,7 @@ def test_top_tokens_are_paid_within_their_type(tokenizer):
 # ---------------------------------------------------------------------------------------------- pictures of one run
 
 
+@pytest.mark.slow
 def test_the_picture_of_credit_shows_the_tables(tmp_path, figures):
     """Guards against a type, measure or part in another's place, and points of a few tokens."""
     n = 100  # tokens of each type in each of five parts; of structure one fewer
@@ -491,6 +492,7 @@ def test_every_table_warns_of_what_is_not_comparable(tmp_path, call, measured, a
     assert number(table_of(run)["a"]["area"]) == pytest.approx(area, abs=6e-4)
 
 
+@pytest.mark.slow
 def test_the_baseline_is_none_with_the_same_settings(run, call):
     """Guards against RLOO that is called GRPO, a baseline of another learning rate, --normalize taken for one, and a
     user who begins with RLOO, as README says, and gets no difference."""

@@ -51,6 +51,7 @@ def check_advantages(estimator, reward, G):
         assert found[own].tolist() == pytest.approx(expected[own], rel=0, abs=1e-6 * max(map(abs, expected[own])))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("estimator", grpo.ADVANTAGES)
 def test_advantage_by_the_textbook(estimator):
     """Guards against the unbiased std, a mean over the wrong axis, rloo's factor, and rounding."""

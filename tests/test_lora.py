@@ -221,6 +221,7 @@ def trained(tmp_path_factory):
     return folder / "checkpoint"
 
 
+@pytest.mark.slow
 def test_the_reference_shares_the_base_and_keeps_the_adapters_it_began_with(trained):
     """Guards against a second copy of the base, and a reference that learns, or lacks the adapters it was given."""
     s = Settings(kl=0.1, lora_rank=4, max_new_tokens=12, questions=2, responses=3, reward="random", lr=0.01,

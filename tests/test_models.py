@@ -159,6 +159,7 @@ def test_a_puzzle_is_typed_as_it_is_shown_or_stored_and_a_wrong_one_is_a_sentenc
         assert "typed.jsonl" not in str(error.value)
 
 
+@pytest.mark.slow
 def test_a_conversation(run_program, monkeypatch, capsys):
     """Guards against an end at the first bad line, a puzzle that is asked twice, and colours that change the text."""
     typed = mock.Mock(side_effect=["3 5 7 22", "nonsense", "", "", EOFError])

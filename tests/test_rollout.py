@@ -79,6 +79,7 @@ def test_random_numbers_of_a_puzzle_depend_on_nothing_else():
     assert drawn.unique().numel() == drawn.numel() and 0 <= drawn.min() and drawn.max() < 1
 
 
+@pytest.mark.slow
 def test_a_batch_describes_its_own_responses(hashed):
     """Guards against rows, columns or groups that are out of step."""
     batch, tokenizer = step_batch(hashed, normalize="none"), hashed.tokenizer
@@ -144,6 +145,7 @@ def alone(reader, model, policy, batch, i, *further):
     return read_responses(model, own, torch.tensor([0]), reader, further)[0]
 
 
+@pytest.mark.slow
 def test_queries_read_each_response_as_if_it_were_alone(policy, random_model):
     """Guards against another row's prompt, rows that are lost or out of order, and the wrong model."""
     start_model, model = random_model.float(), policy.model
@@ -270,6 +272,7 @@ def test_a_coin_grades_responses_and_continuations(policy):
         assert 0.45 < statistics.mean(first) < 0.55
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("responses, reward", [(3, 0.1), (7, 100.1)])
 def test_where_all_rewards_are_equal_measured_credit_is_exactly_0(responses, reward, policy):
     """Guards against rounding as credit: it is read with gradient, for nothing."""

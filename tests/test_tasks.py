@@ -92,6 +92,7 @@ def completions(cells):
             for done in completions(cells[:i] + digit + cells[i + 1 :])]
 
 
+@pytest.mark.slow
 def test_all_squares_are_there_and_a_puzzle_has_one_of_them():
     """161,280 is the published number of Latin squares of order 5 (OEIS A002860)."""
     squares = latin_task.squares().reshape(-1, 5, 5)
@@ -275,6 +276,7 @@ def test_a_broken_file_is_refused_in_one_sentence(name, content, said, tmp_path)
         load_puzzles(math_task, 9, str(tmp_path))
 
 
+@pytest.mark.slow
 def test_weights_that_git_lfs_did_not_fetch_are_called_so(tmp_path, refusal):
     """The form of a pointer is that of git-lfs's specification."""
     folder = shutil.copytree(BUNDLED, tmp_path / "m")

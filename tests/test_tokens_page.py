@@ -189,6 +189,7 @@ def test_a_browser_shows_every_response_by_every_measure(page, width):
         assert f"Full colour: {s['measure']} of " in s["about"] and "</u> & step" in s["about"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="Chromium runs the page, and is not here")
 def test_a_browser_finds_responses_and_shows_two(tmp_path):
     """Guards against a filter by another response's reward, group or end, a search in one step alone, and a response

@@ -158,6 +158,7 @@ def test_every_flag_reaches_the_update(quick, tmp_path, monkeypatch):
     assert all(row["kl"] for row in rows(tmp_path / "r")[1:])
 
 
+@pytest.mark.slow
 def test_the_log_holds_the_credit_that_the_flags_ask_for(quick, tmp_path):
     method = ["--mitigation", "outcome_conditional", "--think_discount", 0.25, "--normalize", "none"]
     flags = [*method, "--advantage", "dr_grpo", "--shaping", "overlong", "--skip_unfinished", "--max_new_tokens", 75]
@@ -195,6 +196,7 @@ def test_a_bfloat16_run_learns_and_its_checkpoint_has_the_weights_that_it_sample
     assert read_json(file) == final
 
 
+@pytest.mark.slow
 def test_only_heldout_puzzles_are_measured(tmp_path, monkeypatch, capsys):
     """Guards against a pass@k of equal responses."""
     asked = []
@@ -304,6 +306,7 @@ def test_every_seed_step_and_name_has_its_own_random_numbers():
     assert len(set().union(*drawn.values())) == len(drawn) == 27
 
 
+@pytest.mark.slow
 def test_values_come_before_the_critic_learns_from_their_rewards(quick, tmp_path, monkeypatch):
     """The values of step 1 are those of an untrained critic, and those of step 2 follow the reward, here -1."""
     seen, values = [], Queries.head

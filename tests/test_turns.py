@@ -63,6 +63,7 @@ def fifty():
     return policy, batch, s
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_episodes_equal_transformers(fifty):
     """Guards against a position, a column or a state that is off by a reply, in sampling and in reading; against spans
@@ -106,6 +107,7 @@ def test_a_reply_cuts_the_text_wherever_it_stands(policy):
     assert "".join(text[a:b] for a, b in spans) == pieces[0] + pieces[2]
 
 
+@pytest.mark.slow
 def test_an_update_on_episodes_equals_plain_autograd(fifty):
     """Each episode is read alone, as one text. Guards against a gradient of what the environment said, replies of
     another episode, and a response that is left out because its first token has no credit."""

@@ -89,6 +89,7 @@ def test_every_number_is_that_of_the_code():
     assert 1 < right[0] < right[1] and 1 > wrong[0] > wrong[1]
 
 
+@pytest.mark.slow
 def test_it_runs_alone_and_says_what_each_number_is(tmp_path):
     imports = re.findall(r"^\s*(?:import|from) (\w+)", FILE.read_text(encoding="utf-8"), re.M)
     assert {*imports} - sys.stdlib_module_names == {"numpy"}

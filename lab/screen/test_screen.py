@@ -146,6 +146,7 @@ def test_a_default_that_changed_is_named_with_both_values(name, value, tmp_path,
         arms.train(room, 1)
 
 
+@pytest.mark.slow
 def test_the_words_of_the_calibration_follow_from_its_rows():
     """Guards against a word that was written by hand, or that the program would no longer say."""
     file = Path(program.__file__).with_name("calibration.md")
@@ -193,6 +194,7 @@ def test_bounds(value, error, tried, futile, behind):
     assert (bounds.is_try(e, 1 / 6), bounds.is_try(e, 1 / 10)) == (tried, False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape, lead", [("growing", -0.04), ("constant", 0.02), ("in the last half", 0)])
 def test_what_is_simulated_is_what_the_screen_says(shape, lead):
     """Guards against a simulation of another rule: on the same curves, whose areas the screen computes by itself."""
