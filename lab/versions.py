@@ -3,7 +3,7 @@
     python -m lab.versions                              the newest ones that pip finds, and the fast tests
     python -m lab.versions --python python3.12 -- bridges        another Python, and these tests
 
-What passes is pinned in requirements.txt and tests/requirements.txt; what fails is told in versions.md.
+What passes may be pinned in requirements.txt and tests/requirements.txt.
 """
 import re
 import subprocess

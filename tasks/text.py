@@ -32,10 +32,10 @@ SIGNS = {"\\times": "*", "\\cdot": "*", "\\ast": "*", "\\*": "*", "×": "*", "·
          "\\div": "/", "÷": "/", "\u2212": "-", "\u2013": "-", "x": "*"}
 SIGN = re.compile(r"[-+*/×·⋅∗÷\u2212]|\u2013(?=\s*[\d(])|\\(?:times|cdot|ast|div)(?![A-Za-z])|\\\*"
                   r"|(?<=[\d)]\s)x(?=\s[\d(])")
-# Unicode 14's format characters (category Cf), in a regular expression's brackets: nobody sees them. Left out are those
+# Unicode 15's format characters (category Cf), in a regular expression's brackets: nobody sees them. Left out are those
 # that enclose a number, as in Arabic.
 INVISIBLE = ("\u00ad\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u2064\u2066-\u206f\ufeff\ufff9-\ufffb"
-             "\U00013430-\U00013438\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0001\U000e0020-\U000e007f")
+             "\U00013430-\U0001343f\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0001\U000e0020-\U000e007f")
 SENTENCE_END = re.compile(r"[.!?](?=[\s<])|\n(?!<)")  # not the dot in 2.5, not the line break before a tag
 
 

@@ -57,10 +57,12 @@ def test_calculations_graded_by_hand(text, right, numbers):
 
 
 def test_what_nobody_sees_is_unicodes_list():
-    """Category Cf of the standard library's data, but for the characters that enclose a number."""
+    """Category Cf of the standard library's data, but for the characters that enclose a number. Python 3.11's, Unicode
+    14, lacks seven of them."""
     enclosing = {*map(chr, (*range(0x600, 0x606), 0x6DD, 0x70F, 0x890, 0x891, 0x8E2, 0x110BD, 0x110CD))}
     hidden = set(re.findall(f"[{task_text.INVISIBLE}]", "".join(map(chr, range(sys.maxunicode + 1)))))
-    assert hidden == {c for c in map(chr, range(sys.maxunicode + 1)) if category(c) == "Cf"} - enclosing
+    assert hidden >= {c for c in map(chr, range(sys.maxunicode + 1)) if category(c) == "Cf"} - enclosing
+    assert not hidden & enclosing and {*map(category, hidden)} <= {"Cf", "Cn"}  # Cn: not assigned yet
 
 
 @pytest.mark.parametrize("hidden", ["\u200b", "\u200d", "\ufeff", "\u202a", "\u00ad", "\u2066"])
