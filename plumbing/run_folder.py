@@ -9,6 +9,7 @@ One process writes a run at a time. Everybody may read it meanwhile.
 """
 import csv
 import io
+import math
 import os
 import platform
 import shlex
@@ -43,8 +44,8 @@ UNNAMED = {"mitigation", "model", "adapter", "data", "eval_data", "out", "seed",
 
 
 def without_nan(row: dict) -> dict:
-    """A row of metrics.csv with None where a cell is empty: NaN is no JSON."""
-    return {name: None if x != x else x for name, x in row.items()}
+    """A row of metrics.csv with None where a cell is empty, or infinite: neither is JSON."""
+    return {name: None if isinstance(x, float) and not math.isfinite(x) else x for name, x in row.items()}
 
 
 def default_folder(mitigation: str, seed: int, changed: dict) -> Path:

@@ -98,12 +98,13 @@ def expression(numbers: tuple[int, ...], calculations: Iterable[Calculation]) ->
 # --------------------------------------------------------------------------------------- calculations in a text
 
 NUMBER = r"\d{1,1000}"  # Python refuses to convert numbers of more than 4,300 digits
-GAP = rf"[\s{INVISIBLE}]*"
-CALCULATION = re.compile(rf"(?<![\d.])(?!(?<=\d,)\d{{3}}(?!\d))({NUMBER}){GAP}({SIGN.pattern}){GAP}({NUMBER}){GAP}={GAP}"
-                         rf"([-\u2212]?{NUMBER})(?!\.?\d|,\d{{3}}(?!\d)|/\d)", re.ASCII)  # no part of 1,200, 2.5 or 8/3
+GAP = rf"(?:[\s{INVISIBLE}]|\\[,;:!])*"  # also LaTeX's
+CALCULATION = re.compile(rf"(?<![\d.])(?<!\d[{INVISIBLE}])(?!(?<=\d,)\d{{3}}(?!\d))({NUMBER}){GAP}({SIGN.pattern}){GAP}({NUMBER}){GAP}={GAP}"
+                         rf"([-\u2212\u2013]?{NUMBER})(?!\.?\d|,\d{{3}}(?!\d)|/\d)", re.ASCII)  # no part of 1,200, 2.5 or 8/3
 ATTEMPTS = 32  # unfinished attempts of a text that a calculation may belong to
-# Stands before the tail of a longer one.
-LONGER = re.compile(rf"[\w)][ \t]*(?:{SIGN.pattern})\s*\Z|[\d)]\*\*\Z|[-+\u2212)]\Z")
+# Stands before the tail of a longer one. What follows a sign is not seen here.
+BEFORE = r"[-+*/×·⋅∗÷\u2212\u2013]|\\(?:times|cdot|ast|div)|\\\*|(?<=\d)x|(?<=[\d)]\s)x"
+LONGER = re.compile(rf"[\w)](?:[ \t{INVISIBLE}]|\\[,;:!])*(?:{BEFORE}){GAP}\Z|[\d)]\*\*\Z|[-+\u2212\u2013)][{INVISIBLE}]*\Z")
 
 
 class CalculationSpan(NamedTuple):
@@ -132,7 +133,7 @@ def find_calculations(text: str) -> list[CalculationSpan]:
 
 def read_calculation(text: str, span: CalculationSpan) -> Calculation:
     """The calculation that stands at a span."""
-    a, b, result = (int(text[slice(*part)].replace("\u2212", "-")) for part in (span.a, span.b, span.result))
+    a, b, result = (int(text[slice(*part)].replace("\u2212", "-").replace("\u2013", "-")) for part in (span.a, span.b, span.result))
     sign = text[slice(*span.operator)]
     return Calculation(a, SIGNS.get(sign, sign), b, result)
 

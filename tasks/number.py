@@ -74,7 +74,7 @@ def number(text: str) -> Fraction | None:
 
 def plain(text: str) -> str:
     r"""A text without LaTeX, thousands separated by commas, fractions with a slash: `1\frac{1}{2}` becomes `1 1/2 `."""
-    text = re.sub(r"(?<=[0-9])\s?(?=[¼-¾⅐-⅞]|\\[cdt]?frac)", " ", SEPARATOR.sub(",", text))
+    text = re.sub(r"(?<=[0-9])\s?(?=[¼-¾⅐-⅞]|\\[cdt]?frac|\{[^{}]*\\over(?![A-Za-z]))", " ", SEPARATOR.sub(",", text))
     text = re.sub("[¼-¾⅐-⅞]", lambda sign: normalize("NFKC", sign[0]) + " ", text).replace("\u2044", "/")
     text = MARKS.sub(" ", without_latex(with_slashes(text, "{}/{} "))).strip()
     text = re.sub(r"(?i)\b(?:minus|negative)\s", "- ", AREA.sub(r"\1", text))

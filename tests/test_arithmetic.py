@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 import countdown_task
 from tasks import arithmetic, math_task
 from tasks import text as task_text
-from tasks.arithmetic import check_calculations, find_calculations, next_calculations, reachability, results
+from tasks.arithmetic import (check_calculations, find_calculations, is_true, next_calculations, reachability,
+                              read_calculation, results)
 from tasks.text import sentence_starts
 from tests.fixtures import spans_of
 from tests.plain import expressions
@@ -54,6 +55,16 @@ def test_calculations_found_by_hand(text, calculations):
     ("3 - 5 = \u22122", "T"), ("3 + 4 = 7. 5 + 6 = 11. 3 + 7 = 10", "TTF", (3, 4, 5, 6)), ("5 - 3 = 2. 4 + 3 = 7, 2 + 7 = 9", "TTF")]])
 def test_calculations_graded_by_hand(text, right, numbers):
     assert "".join("FT"[v] for v in check_calculations(text, find_calculations(text), numbers)) == right
+
+
+@pytest.mark.parametrize("text, right", [
+    ("10 \u2013 3 \u2013 2 = 5", ""), ("4 x 2 + 3 = 11", ""), ("4x2 + 3 = 11", ""), ("\u20133 + 5 = 2", ""),
+    (r"4\,\times\,2 + 3 = 11", ""), (r"5\,-\,3 = 3", "F"), ("3 - 5 = \u20132", "T"), ("2\u200b4 \u2212 2 = 22", ""),
+    ("\u2066-\u20693 + 5 = 2", ""), ("- 5 \u2013 3 = 2", "T"), ("3 x 4 = 13. 5 x 3 = 15", "FT")])
+def test_signs_and_gaps_of_others(text, right):
+    """By hand. Guards against the tail of a longer calculation, and a number of which a part is hidden."""
+    found = [is_true(read_calculation(text, span)) for span in find_calculations(text)]
+    assert "".join("FT"[v] for v in found) == right
 
 
 def test_what_nobody_sees_is_unicodes_list():

@@ -304,6 +304,7 @@ def screen(words: list[str], tasks: list[str], seed: int, processes: int, minute
     found = check(words, folder)
     seen = {row["arm"].partition(" --task")[0] for row in ROOM.rows().values()} - {control_words(found)}
     tried = len({name for name in seen if not name.startswith("shuffled --of")} | {shlex.join(words)})  # with runs
+    print("a first step, then the score against A*: about a minute", flush=True)
     step, rloo = first_step(found, words, folder)
     watch = Clock(125 * step["seconds"][1], begun, begun + 60 * minutes)  # a hundred steps, and a quarter for evaluation
     print(f"a run takes about {watch.needs(1, 1)}. A kill takes one or two, often less; a try two to {bounds.LAST}, and "
