@@ -56,6 +56,8 @@ def tokenizer_of(folder: str, policy: Policy, puzzle: Any) -> Any:
     expected = policy.prompt(puzzle)
     for kind in (AutoTokenizer, PreTrainedTokenizerFast):
         found = kind.from_pretrained(folder)
+        if getattr(found.backend_tokenizer.model, "dropout", None):
+            found.backend_tokenizer.model.dropout = None  # off, as in train.py: else a text has other tokens each time
         if found(policy.tokenizer.decode(expected)[0])["input_ids"] == expected:
             return found
     raise ValueError(f"transformers reads a prompt as other tokens than train.py, with the tokenizer of {folder}")

@@ -1,11 +1,16 @@
 """The table of credit functions in TRL: short runs, stopped and resumed, and its figures by hand."""
 import csv
+import json
+import shutil
 
 import pytest
 
+import countdown_task
 from bridges import compare as program
 from lab.statistics import read_table
 from plumbing.launch import BUNDLED
+from plumbing.tokenizer import Tokenizer
+from rollout import Policy
 
 
 @pytest.mark.slow
@@ -43,3 +48,17 @@ def test_runs_are_trained_once_and_compared(tmp_path, run_program, monkeypatch, 
     half = 4.3027 * (312.5 / 2 + 312.5 / 2) ** 0.5  # Student's t for two degrees of freedom; both variances are 312.5
     assert second[header.index("end - none")] == f"25.0 ± {half:.1f}" and not first[header.index("end - none")]
     assert "several turns" in refusal(program, "--model", BUNDLED, "--task", "guess", "--out", tmp_path / "g")
+
+
+def test_a_tokenizer_that_draws_is_stopped(tmp_path):
+    """BPE's dropout in a folder's tokenizer.json, which would give each prompt other tokens."""
+    folder = shutil.copytree(BUNDLED, tmp_path / "m")
+    file = folder / "tokenizer.json"
+    content = json.loads(file.read_text(encoding="utf-8"))
+    content["model"]["dropout"] = 0.5
+    file.write_text(json.dumps(content), encoding="utf-8")
+    puzzle = countdown_task.Puzzle((3, 4, 5), 8)
+    policy = Policy(None, Tokenizer(folder), countdown_task)
+    found = program.tokenizer_of(str(folder), policy, puzzle)
+    text = policy.tokenizer.decode(policy.prompt(puzzle))[0]
+    assert all(found(text)["input_ids"] == policy.prompt(puzzle) for _ in range(20))
