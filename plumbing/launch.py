@@ -52,7 +52,8 @@ def with_model(s: Settings) -> Settings:
     if not s.model and not folder.is_dir():
         load_task(s.task)  # which says so if there is no such task
         raise ValueError(f"the task {s.task} has no model in models/: name one with --model, or make one "
-                         "with python -m models.warm_start")
+                         f"with python -m models.warm_start --task {s.task} --out "
+                         f"{'models/mine, and name that' if s.task.endswith('.py') else f'models/{folder.name}'}")
     return replace(s, model=s.model or str(folder))
 
 

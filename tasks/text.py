@@ -27,6 +27,8 @@ CLOSING = re.compile(r"(?:(?<=[^\W_])|(?<=[.!)}\]$`])|(?<=[\w.)}$]\*\*))\s*"
                      r"(?:\\(?:qed|qedsymbol|square|blacksquare|Box)|[∎■□◻◼])(?=[\s.$)}\]*`]*\Z)")
 FRACTION = re.compile(r"\\[cdt]?frac\s*(\{[^{}]*\}|[0-9])\s*(\{[^{}]*\}|[0-9])"  # \frac{1}{2}, \dfrac12
                       r"|\{([^{}]*?)\\over(?![A-Za-z])([^{}]*)\}")  # {1 \over 2}
+# Braces that a fraction's parts need not have: {{1}\over{2}}, \frac{{1}}{2}.
+BRACES = re.compile(r"\{([^{}]*)\}\s*(?=\\over(?![A-Za-z]))|(?<=\\over)\s*\{([^{}]*)\}|(?<=\{)\s*\{([^{}\\]*)\}\s*(?=\})")
 # What is written for + - * / by graders' leave: all that read a text take the same.
 SIGNS = {"\\times": "*", "\\cdot": "*", "\\ast": "*", "\\*": "*", "×": "*", "·": "*", "⋅": "*", "∗": "*",
          "\\div": "/", "÷": "/", "\u2212": "-", "\u2013": "-", "x": "*"}
@@ -115,6 +117,8 @@ def without_latex(text: str) -> str:
 
 def with_slashes(text: str, form: str) -> str:
     r"""A text whose LaTeX fractions, the innermost ones first, are written in another form, such as `{}/{} `."""
+    while (bare := BRACES.sub(lambda m: next(f" {part} " for part in m.groups() if part is not None), text)) != text:
+        text = bare
     while FRACTION.search(text):
         text = FRACTION.sub(lambda m: form.format(*(part.strip("{} ") for part in m.groups() if part is not None)), text)
     return text

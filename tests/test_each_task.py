@@ -3,6 +3,7 @@
     python -m pytest tests/test_each_task.py --task path/to/my_task.py
 """
 import re
+import signal
 from functools import cache
 from time import process_time
 
@@ -14,14 +15,27 @@ from plumbing.task_file import check_roles, graded, load_puzzles, load_task
 
 HOSTILE = ("", " ", "\0", "7" * 10**5, "(" * 10**5, "1+" * 50_000, "9**9**9**9**9", "1/0", "\u0664\u200b" * 10**4,
            "<answer>" * 20_000, "</think>\n<answer>" + "(1+2)*" * 20_000, "\\frac{" * 20_000, "3 = 3 = " * 20_000,
-           "a\n" * 50_000, "<answer>" + "1,000," * 20_000 + "</answer>", "$\\boxed{" * 10_000)
+           "a\n" * 50_000, "b" * 10**5, "ab " * 30_000, "q" * 60 + "!", "<answer>" + "1,000," * 20_000 + "</answer>", "$\\boxed{" * 10_000)
 CONTROL = re.compile(r"<\|im_(?:start|end)\|>")
 SECONDS = 10.0  # for a text of 200,000 characters, of processor time: a step reads hundreds of texts
+HANGS = 100  # seconds after which a test is ended
 
 
 @pytest.fixture
 def task(task_name):
     return load_task(task_name)
+
+
+@pytest.fixture(autouse=True)
+def ended():
+    """Ends a test that hangs, as in a regular expression."""
+    def stop(*_):
+        raise TimeoutError(f"it took over {HANGS} seconds: does the grader, roles or reply hang on some text?")
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(HANGS)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
 
 
 @cache
@@ -44,7 +58,8 @@ def grade_of(task, turns, puzzle):
 
 
 def demonstrated(task, puzzles, known):
-    """Responses to the puzzles, whose decisions are right with probability `known`; none, where the task has none."""
+    """Responses to the puzzles, whose decisions are right with probability `known`; none, where the task has no
+    `demonstrate`, which a start model needs."""
     rng = np.random.default_rng(0)
     return [task.demonstrate(puzzle, rng, known) for puzzle in puzzles] if hasattr(task, "demonstrate") else []
 
@@ -72,16 +87,20 @@ def test_prompts_encode(task, puzzles, tokenizer):
 
 def test_a_demonstration_is_right(task, puzzles):
     """Which shows, too, that each puzzle can be solved, and that the grader finds it."""
+    if not hasattr(task, "demonstrate"):
+        pytest.skip("the task has no demonstrate, which a start model needs")
     for puzzle, response in zip(puzzles, demonstrated(task, puzzles, 1.0)):
         assert grade_of(task, response, puzzle)["answer"] == 1, puzzle
 
 
 def test_grades_are_pure_and_in_range(task, puzzles):
     """Guards against a grade that depends on what was graded before, or on chance."""
-    texts = [*demonstrated(task, puzzles, 0.5), *HOSTILE[:4], "7", "(1 + 2) * 3</think>\n<answer>9</answer>"]
-    first = [grade_of(task, text, puzzles[0]) for text in texts]
-    again = [grade_of(task, text, puzzles[0]) for text in texts[::-1]][::-1]
-    assert [*map(str, again)] == [*map(str, first)]  # a NaN does not equal itself
+    texts = [*demonstrated(task, puzzles, 0.5), *HOSTILE[:3], "7", "(1 + 2) * 3</think>\n<answer>9</answer>"]
+    pairs = [(text, puzzle) for text in texts for puzzle in puzzles]
+    first = [str(grade_of(task, *pair)) for pair in pairs]  # as text, since a NaN does not equal itself
+    again = [str(grade_of(task, *pair)) for pair in pairs[::-1]][::-1]
+    for pair, one, other in zip(pairs, first, again):
+        assert one == other, f"grade gave two answers to {pair}: it depends on chance, or on what it graded before"
 
 
 def test_roles_cover_a_response(task, puzzles, tokenizer):
@@ -103,4 +122,5 @@ def test_hostile_text_ends_in_time(task, puzzles, text, tokenizer):
     check_roles(task.roles(decoded, spans), len(tokens))
     for puzzle in [puzzles[0]] * hasattr(task, "reply"):
         task.reply([text], puzzle, False)
-    assert process_time() - began < SECONDS
+    took = process_time() - began
+    assert took < SECONDS, f"grade, roles or reply took {took:.0f} seconds for {text[:20]!r} ..."

@@ -171,7 +171,7 @@ def test_commas_separate_thousands_or_nothing():
          "\\implies 7", "7 more than Ben", "\\textcolor{red}{7}", "$7 \\quad\\blacksquare$"]),
     (1234, ["**$1,234.00**", "1\\,234", "1,\\!234", "1\u202f234", "1\u2009234", "1\u00a0234"]),
     (1234567, ["\u20b912,34,567", "1'234'567"]), (Fraction(-7, 2), ["\\frac{7}{\u2212 2}"]),
-    (-5, ["x = \u2212 5", "\\boxed{- 5}", "** - 5**", "negative 5"]), (Fraction(3, 2), ["1\\frac{1}{2}", "1{1 \\over 2}", "1\u00bd"]),
+    (-5, ["x = \u2212 5", "\\boxed{- 5}", "** - 5**", "negative 5"]), (Fraction(3, 2), ["1\\frac{1}{2}", "1{1 \\over 2}", "{{3}\\over{2}}", "\\frac{{3}}{2}", "1\u00bd"]),
     (Fraction(1000, 3), ["\\frac{1{,}000}{3}", "333 1/3"]),
     (None, ["seven", "seven or 8", "12 apples and 3 pears", "3 + 4 = 7", "1 234", "7^2", "1/0", "1 2/2",
             "1e999999999", "\\sqrt{4}", "1\u200b2", "\uff14\uff12", "7\u0338", "7 * \\square", "7" * 101,
